@@ -1,0 +1,1 @@
+"""Face data: sources, samplers, transforms, a loader and a synthetic identity set."""

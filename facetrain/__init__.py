@@ -1,0 +1,1 @@
+"""Face recognition training at the scale of millions of identities."""

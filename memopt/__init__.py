@@ -1,0 +1,1 @@
+"""Memory core: counts, plans and rematerialises the tensors of a training step."""
