@@ -1,0 +1,103 @@
+"""From encoded bytes to a uint8 RGB image, and a check of a whole source before training."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.source import FaceSource
+
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """An image that cannot be used: its index, where it lies, and the whole story in one line."""
+
+    index: int
+    where: str
+    reason: str
+
+
+def decode_image(data: bytes, where: str, image_size: int, allow_grey: bool) -> np.ndarray:
+    """Decodes one image, which must already have the size the model takes.
+
+    Args:
+        data: an encoded image in any format OpenCV reads.
+        where: the file name, for the message.
+        image_size: height and width expected, in pixels.
+        allow_grey: a single-channel image is repeated in all three channels; else refused.
+
+    Returns:
+        uint8 [image_size, image_size, 3], RGB.
+
+    Raises:
+        DatasetError: unreadable, of another size, or grey.
+    """
+    # ANYCOLOR keeps the number of channels of the file, so that a grey file shows as 2-D.
+    # imdecode throws on an empty buffer and returns None on whatever else it cannot read.
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_ANYCOLOR) if data else None
+    if image is None:
+        found = f"{len(data)} bytes" if data else "an empty file"
+        raise DatasetError(f"{where}: not a readable image ({found}); replace or remove it")
+    height, width = image.shape[:2]
+    if (height, width) != (image_size, image_size):
+        raise DatasetError(
+            f"{where}: image is {width}x{height}, expected {image_size}x{image_size}; "
+            f"align and crop the faces to {image_size}x{image_size} first"
+        )
+    if image.ndim == 3:
+        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    if not allow_grey:
+        raise DatasetError(
+            f"{where}: image is grey (1 channel), expected colour; "
+            f"replace or remove it, or allow grey images (allow_grey)"
+        )
+    return cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
+
+
+def check_images(
+    source: FaceSource,
+    *,
+    image_size: int,
+    allow_grey: bool,
+    limit: int = 50_000,
+    seed: int = 0,
+) -> list[BadImage]:
+    """Decodes every image, or a seeded sample of `limit` when there are more.
+
+    Threads do the work: OpenCV decodes without holding the interpreter lock.
+
+    Returns:
+        The images that cannot be used, by ascending index.
+
+    Raises:
+        DatasetError: `limit` below 1.
+    """
+    if limit < 1:
+        raise DatasetError(f"limit is {limit}; allowed: 1 or more images to check")
+    num_images = len(source)
+    if num_images <= limit:
+        indices = np.arange(num_images)
+    else:
+        generator = np.random.default_rng(seed)
+        indices = np.sort(generator.choice(num_images, limit, replace=False, shuffle=False))
+
+    def check(chunk: np.ndarray) -> list[BadImage]:
+        bad = []
+        for index in chunk.tolist():
+            where = source.describe(index)
+            try:
+                decode_image(source.read(index), where, image_size, allow_grey)
+            except (DatasetError, OSError) as error:
+                bad.append(BadImage(index, where, str(error)))
+        return bad
+
+    chunks = [indices[start : start + _CHUNK] for start in range(0, len(indices), _CHUNK)]
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        return [bad for found in pool.map(check, chunks) for bad in found]

@@ -1,0 +1,54 @@
+"""A seeded permutation of 0 .. n - 1 that is computed, not stored.
+
+With hundreds of millions of images a shuffled index array costs gigabytes and seconds on every
+rank and in every epoch. Here the i-th element is a function of (key, i): a balanced Feistel network
+over the smallest even number of bits that hold n, walked along its cycle until the value is below n
+(M. Luby and C. Rackoff, "How to construct pseudorandom permutations", 1988; J. Black and
+P. Rogaway, "Ciphers with arbitrary finite domains", 2002). Resuming anywhere is free.
+
+    image = permute(position, num_images, seed=7, stream=epoch)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_NUM_ROUNDS = 8
+# Below 2 bits a side the rounds have too few functions to choose from: small n would see only some
+# of its permutations. Cycle walking from 16 down to n costs nothing that matters there.
+_MIN_HALF_BITS = 2
+
+
+def permute(positions: np.ndarray, n: int, *, seed: int, stream: int) -> np.ndarray:
+    """Element `positions` of the permutation of 0 .. n - 1 that (seed, stream) name.
+
+    Args:
+        positions: int64, any shape, each in 0 .. n - 1.
+        n: size of the permutation, 1 .. 2**62.
+        seed: non-negative.
+        stream: non-negative; permutations of different streams are independent.
+
+    Returns:
+        int64 of the shape of `positions`.
+    """
+    half_bits = max(_MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
+    keys = np.random.SeedSequence((seed, stream)).generate_state(_NUM_ROUNDS, np.uint64)
+    values = _feistel(positions.astype(np.uint64), half_bits, keys)
+    while (outside := values >= n).any():
+        values[outside] = _feistel(values[outside], half_bits, keys)
+    return values.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, half_bits: int, keys: np.ndarray) -> np.ndarray:
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), modulo 2**64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,104 @@
+"""Random changes of a training image, each a pure function (image, rng) -> image.
+
+Images are uint8 [H, W, 3] RGB; the input is never written to, and is returned as it is when the
+draw says so. Each function draws whether and how much to change; `Compose` runs several by name.
+
+    transform = Compose(("flip", "color", "shift_scale"))
+    changed = transform(image, np.random.default_rng((seed, position)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import cv2
+import numpy as np
+
+from facetrain_datasets.errors import DatasetError
+
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+
+
+def flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Mirrors left and right, every second time."""
+    return cv2.flip(image, 1) if rng.random() < 0.5 else image
+
+
+def color(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Brightness, contrast and saturation, each by a factor in 0.7 .. 1.3.
+
+    All three are affine in the pixel, so they are one 3x4 matrix: pixels are rounded once.
+    """
+    brightness, contrast, saturation = rng.uniform(0.7, 1.3, 3)
+    grey = np.broadcast_to(_LUMA, (3, 3))
+    mix = brightness * contrast * (saturation * np.eye(3) + (1 - saturation) * grey)
+    mean_luma = float(np.dot(cv2.mean(image)[:3], _LUMA))
+    offset = np.full((3, 1), brightness * (1 - contrast) * mean_luma)
+    return cv2.transform(image, np.hstack([mix, offset]).astype(np.float32))
+
+
+def shift_scale(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A small similarity about the centre: scale 0.93 .. 1.07, turn and shift of up to 4 %."""
+    height, width = image.shape[:2]
+    scale = rng.uniform(0.93, 1.07)
+    angle_rad, shift_x, shift_y = rng.uniform(-0.04, 0.04, 3)
+    centre = ((width - 1) / 2, (height - 1) / 2)
+    matrix = cv2.getRotationMatrix2D(centre, np.degrees(angle_rad), scale)
+    matrix[:, 2] += shift_x * width, shift_y * height
+    return cv2.warpAffine(image, matrix, (width, height), borderMode=cv2.BORDER_REPLICATE)
+
+
+def blur(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Gaussian blur with a deviation of 0.5 .. 2 pixels, one time in five."""
+    if rng.random() >= 0.2:
+        return image
+    return cv2.GaussianBlur(image, (0, 0), rng.uniform(0.5, 2.0))
+
+
+def cutout(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One time in three a box of 20 .. 45 % of each side takes one random colour."""
+    if rng.random() >= 1 / 3:
+        return image
+    height, width = image.shape[:2]
+    box_height, box_width = (rng.uniform(0.2, 0.45, 2) * (height, width)).astype(int)
+    top = int(rng.integers(height - box_height + 1))
+    left = int(rng.integers(width - box_width + 1))
+    changed = image.copy()
+    changed[top : top + box_height, left : left + box_width] = rng.integers(0, 256, 3)
+    return changed
+
+
+def grey(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Luminance in all three channels, one time in ten."""
+    if rng.random() >= 0.1:
+        return image
+    return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+
+
+TRANSFORMS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "flip": flip,
+    "color": color,
+    "shift_scale": shift_scale,
+    "blur": blur,
+    "cutout": cutout,
+    "grey": grey,
+}
+
+
+class Compose:
+    """Runs transforms by name, in the order given, on one generator.
+
+    Raises:
+        DatasetError: a name that `TRANSFORMS` does not have.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        unknown = [name for name in names if name not in TRANSFORMS]
+        if unknown:
+            raise DatasetError(f"unknown transform {unknown[0]!r}; known: {', '.join(TRANSFORMS)}")
+        self.names = tuple(names)
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        for name in self.names:
+            image = TRANSFORMS[name](image, rng)
+        return image

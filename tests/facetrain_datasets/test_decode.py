@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from facetrain_datasets.decode import check_images, decode_image
+from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.formats.image_folder import ImageFolder
+
+
+def _pixels(size: int = 16) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
+
+
+def test_pixels_come_back_as_rgb(encode: Callable) -> None:
+    image = decode_image(encode(_pixels()), "x", 16, False)
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image, _pixels())
+
+
+def test_jpeg_equals_the_reference_decoder() -> None:
+    data = cv2.imencode(".jpg", _pixels(112))[1].tobytes()
+    expected = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
+    np.testing.assert_array_equal(decode_image(data, "x", 112, False), expected)
+
+
+def test_grey_image_is_refused_or_repeated(encode: Callable) -> None:
+    grey = _pixels()[:, :, 0]
+    with pytest.raises(DatasetError, match=r"^a\.png: image is grey \(1 channel\).*allow_grey"):
+        decode_image(encode(grey), "a.png", 16, False)
+    repeated = decode_image(encode(grey), "a.png", 16, True)
+    np.testing.assert_array_equal(repeated, np.stack([grey] * 3, axis=-1))
+
+
+def test_other_size_names_both(encode: Callable) -> None:
+    image = np.zeros((20, 16, 3), np.uint8)
+    with pytest.raises(DatasetError, match=r"^a\.png: image is 16x20, expected 16x16; align"):
+        decode_image(encode(image), "a.png", 16, False)
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"\xff\xd8\xff\xe0"])
+def test_unreadable_image_is_named(data: bytes) -> None:
+    with pytest.raises(DatasetError, match=r"^a\.jpg: not a readable image"):
+        decode_image(data, "a.jpg", 16, False)
+
+
+def test_half_a_file_is_unreadable() -> None:
+    data = cv2.imencode(".jpg", _pixels(112))[1].tobytes()
+    with pytest.raises(DatasetError, match="not a readable image"):
+        decode_image(data[: len(data) // 2], "a.jpg", 112, False)
+
+
+def test_check_finds_every_kind_of_bad_image(make_source: Callable, encode: Callable) -> None:
+    source = make_source(200)
+    source.images[7] = b"broken"
+    source.images[70] = encode(np.zeros((16, 16), np.uint8))
+    source.images[199] = encode(np.zeros((8, 8, 3), np.uint8))
+    bad = check_images(source, image_size=16, allow_grey=False)
+    assert [(b.index, b.where) for b in bad] == [(7, "image7"), (70, "image70"), (199, "image199")]
+    assert "not a readable" in bad[0].reason
+    assert "grey" in bad[1].reason
+    assert "8x8" in bad[2].reason
+    assert [b.index for b in check_images(source, image_size=16, allow_grey=True)] == [7, 199]
+
+
+def test_check_of_a_sample_is_seeded_and_bounded(make_source: Callable) -> None:
+    source = make_source(200)
+    source.images = [b"broken"] * 200
+    first, again, other = (
+        [b.index for b in check_images(source, image_size=16, allow_grey=False, limit=50, seed=s)]
+        for s in (1, 1, 2)
+    )
+    assert len(set(first)) == 50
+    assert first == sorted(first) == again != other
+
+
+def test_check_reports_a_vanished_file(write_folder: Callable) -> None:
+    source = ImageFolder(write_folder({"a": ["1.png", "2.png"]}))
+    Path(source.path(1)).unlink()
+    (bad,) = check_images(source, image_size=16, allow_grey=False)
+    assert bad.index == 1
+    assert "No such file" in bad.reason
+
+
+def test_check_limit_below_one_is_refused(make_source: Callable) -> None:
+    with pytest.raises(DatasetError, match="limit is 0"):
+        check_images(make_source(3), image_size=16, allow_grey=False, limit=0)
