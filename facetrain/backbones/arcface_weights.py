@@ -1,0 +1,87 @@
+"""Weights published by arcface_torch: a bare state dict, read without executing code from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from facetrain.backbones.segments import Backbone
+from facetrain.errors import FacetrainError
+
+_NAMES_SHOWN = 3
+
+
+def read_torch_file(path: Path) -> Any:
+    """What `torch.save` wrote to `path`, read onto the CPU; only tensors and plain containers.
+
+    Raises:
+        FacetrainError: absent, cut short, not a torch file, or holding objects that would run code.
+    """
+    if not path.is_file():
+        raise FacetrainError(f"model file {path}: no such file; check the path")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    # torch reports damage by whichever layer meets it first: zip reader, unpickler or tensor maker.
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise FacetrainError(
+            f"model file {path}: damaged, cut short, or not a file of weights only "
+            f"({reason[0][:120] if reason else type(error).__name__}); write or download it again"
+        ) from error
+
+
+def load_arcface_weights(backbone: Backbone, path: Path) -> None:
+    """Loads an arcface_torch state dict into `backbone`, in place; every tensor must match.
+
+    Raises:
+        FacetrainError: unreadable file, or names or shapes that are not those of `backbone`.
+    """
+    load_state(backbone, read_arcface_state(path), path)
+
+
+def read_arcface_state(path: Path) -> dict[str, Tensor]:
+    """State dict in an arcface_torch file, without the `module.` that a wrapped model writes."""
+    content = read_torch_file(path)
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
+    ):
+        raise FacetrainError(
+            f"model file {path}: not a state dict (names to tensors); "
+            "pass the backbone.pth or model.pt that arcface_torch wrote"
+        )
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def load_state(backbone: Backbone, state: Mapping[str, Tensor], path: Path) -> None:
+    """Copies `state` into `backbone`; `path` is for the message.
+
+    Raises:
+        FacetrainError: a name is missing or unknown, or a shape differs.
+    """
+    own = backbone.state_dict()
+    problems = []
+    for title, names in (("missing", own.keys() - state.keys()), ("unknown", state.keys() - own)):
+        if names:
+            problems.append(f"{len(names)} {title} ({_few(sorted(names))})")
+    wrong = [
+        f"{name} {list(state[name].shape)}, expected {list(own[name].shape)}"
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
+    if wrong:
+        problems.append(f"{len(wrong)} of another shape ({_few(wrong)})")
+    if problems:
+        raise FacetrainError(
+            f"model file {path}: its tensors are not those of {type(backbone).__name__} with "
+            f"embedding size {backbone.embedding_size}: {'; '.join(problems)}; "
+            "choose the backbone that the file was trained with"
+        )
+    backbone.load_state_dict(state, strict=True)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")

@@ -1,0 +1,337 @@
+"""Anything that turns faces into embeddings: a PyTorch backbone, an ONNX file, a baseline.
+
+`load_embedder(path)` takes a file written by `save_model`, a run directory that holds one
+(model.pt), or an ONNX file; `embed_images` streams any number of images through an embedder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from facetrain.backbones import Backbone, build_backbone
+from facetrain.backbones.arcface_weights import load_state, read_arcface_state, read_torch_file
+from facetrain.errors import FacetrainError
+from facetrain.preprocessing import Preprocessing
+
+MODEL_FORMAT = "facetrain-model"
+MODEL_VERSION = 1
+MODEL_FILE = "model.pt"
+
+
+class Embedder(Protocol):
+    """Maps faces to embeddings; the evaluation knows no more of a model than this."""
+
+    @property
+    def embedding_size(self) -> int: ...
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...
+
+    def describe(self) -> str:
+        """One line for a report: what it is and where it runs."""
+        ...
+
+    def embed(self, images: Tensor) -> np.ndarray:
+        """Embeddings float32 [B, D], not normalised, of uint8 RGB images [B, 3, H, W]."""
+        ...
+
+
+@dataclass(frozen=True)
+class TorchEmbedder:
+    """A backbone in evaluation mode; its training flags are as before after each call."""
+
+    backbone: Backbone
+    preprocessing: Preprocessing
+    device: torch.device | str = "cpu"
+    name: str = ""
+
+    @property
+    def embedding_size(self) -> int:
+        return self.backbone.embedding_size
+
+    def describe(self) -> str:
+        return f"{self.name or type(self.backbone).__name__}, torch on {self.device}"
+
+    def embed(self, images: Tensor) -> np.ndarray:
+        with evaluation_mode(self.backbone), torch.inference_mode():
+            inputs = self.preprocessing.normalise(images.to(self.device))
+            return self.backbone(inputs).float().cpu().numpy()
+
+
+class OnnxEmbedder:
+    """An ONNX model with one image input [B, 3, H, W] and one embedding output [B, D].
+
+    A model exported with a fixed batch size is fed batches of that size, the last one padded.
+
+    Raises:
+        FacetrainError: onnxruntime absent, unreadable file, or inputs or outputs of another kind.
+    """
+
+    def __init__(self, path: Path, preprocessing: Preprocessing | None = None) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise FacetrainError(
+                f"model file {path}: reading ONNX needs onnxruntime; "
+                "pip install onnxruntime (or facetrain[onnx])"
+            ) from error
+        if not path.is_file():
+            raise FacetrainError(f"model file {path}: no such file; check the path")
+        self.path = path
+        self.preprocessing = preprocessing or Preprocessing()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        providers = [
+            provider
+            for provider in ("CUDAExecutionProvider", "CPUExecutionProvider")
+            if provider in onnxruntime.get_available_providers()
+        ]
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        # onnxruntime raises a class of its own for each kind of damage; all derive from Exception.
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0][:160]
+            raise FacetrainError(
+                f"model file {path}: not a usable ONNX model ({reason})"
+            ) from error
+        self._check_interface()
+        # Shapes in the file may be symbolic, so one blank image says what comes out.
+        size = self.preprocessing.image_size
+        blank = self.embed(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+        self.embedding_size = int(blank.shape[1])
+
+    def _check_interface(self) -> None:
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        size = self.preprocessing.image_size
+        found = [f"{value.name} {value.type} {value.shape}" for value in (*inputs, *outputs)]
+        shape = inputs[0].shape if len(inputs) == 1 else []
+        fits = len(shape) == 4 and all(
+            not isinstance(have, int) or have == want
+            for have, want in zip(shape[1:], (3, size, size), strict=True)
+        )
+        if not fits or len(outputs) != 1 or inputs[0].type != "tensor(float)":
+            raise FacetrainError(
+                f"model file {self.path}: expected one float input [B, 3, {size}, {size}] and one "
+                f"output, found {'; '.join(found)}; export it so"
+            )
+        self._input_name = inputs[0].name
+        self._fixed_batch = shape[0] if isinstance(shape[0], int) else None
+
+    def describe(self) -> str:
+        provider = self._session.get_providers()[0].removesuffix("ExecutionProvider")
+        return f"{self.path.name}, onnxruntime on {provider}"
+
+    def embed(self, images: Tensor) -> np.ndarray:
+        inputs = self.preprocessing.normalise(images.cpu()).contiguous().numpy()
+        step = self._fixed_batch or max(len(inputs), 1)
+        parts = [self._run(inputs[start : start + step]) for start in range(0, len(inputs), step)]
+        return np.concatenate(parts).astype(np.float32, copy=False)
+
+    def _run(self, inputs: np.ndarray) -> np.ndarray:
+        num_rows = len(inputs)
+        if self._fixed_batch and num_rows < self._fixed_batch:
+            inputs = np.concatenate([inputs, np.repeat(inputs[-1:], self._fixed_batch, axis=0)])
+            inputs = inputs[: self._fixed_batch]
+        (output,) = self._session.run(None, {self._input_name: inputs})
+        if output.ndim != 2 or len(output) != len(inputs):
+            raise FacetrainError(
+                f"model file {self.path}: {len(inputs)} images gave an output "
+                f"{list(output.shape)}, expected one embedding per image; export it with a "
+                "dynamic batch"
+            )
+        return output[:num_rows]
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Every submodule in evaluation mode inside, and in the mode it had before afterwards."""
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+def save_model(
+    path: Path, backbone_name: str, backbone: Backbone, preprocessing: Preprocessing
+) -> None:
+    """Writes what is needed to embed faces; readers see the old file or the whole new one."""
+    content = {
+        "format": MODEL_FORMAT,
+        "version": MODEL_VERSION,
+        "backbone": backbone_name,
+        "embedding_size": backbone.embedding_size,
+        "preprocessing": preprocessing.to_dict(),
+        "state_dict": {name: tensor.cpu() for name, tensor in backbone.state_dict().items()},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
+    """The model that `save_model` wrote, on `device`; no code in the file is executed.
+
+    Raises:
+        FacetrainError: absent, damaged, of another format, or with tensors that do not fit.
+    """
+    content = read_torch_file(path)
+    if not isinstance(content, dict) or content.get("format") != MODEL_FORMAT:
+        raise FacetrainError(
+            f"model file {path}: not a facetrain model; pass the {MODEL_FILE} of a run, an .onnx "
+            "file, or an arcface_torch state dict together with the name of its backbone"
+        )
+    if content.get("version") != MODEL_VERSION:
+        raise FacetrainError(
+            f"model file {path}: format version {content.get('version')}, this release reads "
+            f"{MODEL_VERSION}; install the release that wrote it"
+        )
+    fields: dict[str, type] = {
+        "backbone": str,
+        "embedding_size": int,
+        "preprocessing": dict,
+        "state_dict": dict,
+    }
+    wrong = [name for name, kind in fields.items() if not isinstance(content.get(name), kind)]
+    if wrong:
+        raise FacetrainError(
+            f"model file {path}: no usable {', '.join(wrong)}; write it again with save_model"
+        )
+    values: dict[str, Any] = content
+    try:
+        preprocessing = Preprocessing.from_dict(values["preprocessing"])
+        backbone = build_backbone(values["backbone"], values["embedding_size"])
+    except FacetrainError as error:
+        raise FacetrainError(f"model file {path}: {error}") from error
+    load_state(backbone, values["state_dict"], path)
+    return TorchEmbedder(backbone.to(device), preprocessing, device, name=values["backbone"])
+
+
+def load_arcface_model(
+    path: Path, backbone_name: str, device: torch.device | str = "cpu"
+) -> TorchEmbedder:
+    """An arcface_torch state dict as an embedder; its preprocessing is the default one.
+
+    Raises:
+        FacetrainError: unknown backbone, unreadable file, or tensors of another backbone.
+    """
+    state = read_arcface_state(path)
+    backbone = build_backbone(backbone_name, embedding_size=1)
+    projection = state.get(backbone.projection_name)
+    if projection is not None:
+        backbone = build_backbone(backbone_name, embedding_size=len(projection))
+    load_state(backbone, state, path)
+    return TorchEmbedder(backbone.to(device), Preprocessing(), device, name=backbone_name)
+
+
+def load_embedder(
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    color: str | None = None,
+    backbone: str | None = None,
+) -> Embedder:
+    """The embedder in a file or run directory.
+
+    Args:
+        path: an .onnx file, a file written by `save_model`, a run directory that holds one, or,
+            with `backbone`, an arcface_torch state dict.
+        device: where a torch backbone runs.
+        color: channel order to feed it; None means the stored one, RGB where none is stored.
+        backbone: name of the backbone of an arcface_torch state dict; None for other files.
+
+    Raises:
+        FacetrainError: whatever keeps it from being read, in one line.
+    """
+    if path.is_dir():
+        if not (path / MODEL_FILE).is_file():
+            raise FacetrainError(
+                f"run directory {path}: holds no {MODEL_FILE}; training writes one when it ends"
+            )
+        path = path / MODEL_FILE
+    if path.suffix == ".onnx":
+        if backbone is not None:
+            raise FacetrainError(f"backbone {backbone!r}: an ONNX file has its own; leave it out")
+        return OnnxEmbedder(path, Preprocessing(color=color or "rgb"))
+    if backbone is not None:
+        embedder = load_arcface_model(path, backbone, device)
+    else:
+        embedder = load_model(path, device)
+    if color is not None:
+        embedder = replace(embedder, preprocessing=replace(embedder.preprocessing, color=color))
+    return embedder
+
+
+def embed_images(
+    embedder: Embedder,
+    images: Iterable[np.ndarray],
+    *,
+    batch_size: int = 128,
+    flip: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """Embeddings float32 [N, D], not normalised, of uint8 RGB images [H, W, 3] in their order.
+
+    Only one batch of images is in memory at a time, so `images` may decode as it goes.
+
+    Args:
+        embedder: the model.
+        images: all of one size, the embedder's.
+        batch_size: images per call.
+        flip: f(x) + f(mirrored x) in place of f(x).
+        progress: called after each batch with the number of images done so far.
+
+    Raises:
+        FacetrainError: an image that is not uint8 [H, W, 3] of the embedder's size, naming its
+            position, or a batch size below 1.
+    """
+    if batch_size < 1:
+        raise FacetrainError(f"batch_size {batch_size}: must be at least 1")
+    size = embedder.preprocessing.image_size
+    parts = [np.empty((0, embedder.embedding_size), dtype=np.float32)]
+    batch: list[np.ndarray] = []
+    done = 0
+
+    def flush() -> None:
+        nonlocal done
+        nchw = torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2)
+        embeddings = embedder.embed(nchw)
+        if flip:
+            embeddings = embeddings + embedder.embed(nchw.flip(3))
+        parts.append(embeddings)
+        done += len(batch)
+        batch.clear()
+        if progress is not None:
+            progress(done)
+
+    for image in images:
+        if image.dtype != np.uint8 or image.shape != (size, size, 3):
+            raise FacetrainError(
+                f"image {done + len(batch)}: {image.dtype} {list(image.shape)}, "
+                f"expected uint8 [{size}, {size}, 3]"
+            )
+        batch.append(image)
+        if len(batch) == batch_size:
+            flush()
+    if batch:
+        flush()
+    return np.concatenate(parts)

@@ -1,0 +1,243 @@
+"""Embedders: files in and out, batches, and every kind of file that must be refused."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from facetrain.backbones import build_backbone
+from facetrain.embedder import (
+    MODEL_FILE,
+    OnnxEmbedder,
+    TorchEmbedder,
+    embed_images,
+    load_embedder,
+    load_model,
+    save_model,
+)
+from facetrain.errors import FacetrainError
+from facetrain.preprocessing import Preprocessing
+
+NAME = "mobilefacenet_tiny"
+BGR = Preprocessing("bgr", 120.0, 60.0)
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "run" / MODEL_FILE
+    save_model(path, NAME, build_backbone(NAME, 16), BGR)
+    return path
+
+
+def faces(num: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (112, 112, 3), dtype=np.uint8) for _ in range(num)]
+
+
+def as_batch(images: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+
+
+def test_saved_model_gives_the_same_embeddings(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone(NAME, 16)
+    save_model(tmp_path / MODEL_FILE, NAME, backbone, BGR)
+    expected = TorchEmbedder(backbone, BGR).embed(as_batch(faces(3)))
+    for path in (tmp_path, tmp_path / MODEL_FILE):
+        loaded = load_embedder(path)
+        assert loaded.preprocessing == BGR
+        assert loaded.embedding_size == 16
+        assert loaded.describe() == f"{NAME}, torch on cpu"
+        np.testing.assert_array_equal(loaded.embed(as_batch(faces(3))), expected)
+    assert [path.name for path in tmp_path.iterdir()] == [MODEL_FILE]
+
+
+def test_embed_leaves_training_flags_and_statistics_as_they_were() -> None:
+    backbone = build_backbone(NAME, 16)
+    backbone.features.eval()
+    flags = [module.training for module in backbone.modules()]
+    state = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    TorchEmbedder(backbone, Preprocessing()).embed(as_batch(faces(2)))
+    assert [module.training for module in backbone.modules()] == flags
+    for name, tensor in backbone.state_dict().items():
+        assert torch.equal(tensor, state[name])
+
+
+def test_embed_images_equals_one_image_at_a_time(model_file: Path) -> None:
+    embedder = load_embedder(model_file)
+    images = faces(5)
+    done: list[int] = []
+    result = embed_images(embedder, iter(images), batch_size=2, flip=True, progress=done.append)
+    expected = np.concatenate(
+        [
+            embedder.embed(as_batch([image])) + embedder.embed(as_batch([image[:, ::-1].copy()]))
+            for image in images
+        ]
+    )
+    # Another batch size may take another convolution kernel: fp32 rounding only.
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    assert done == [2, 4, 5]
+    assert result.dtype == np.float32
+
+
+def test_embed_images_without_images_is_empty(model_file: Path) -> None:
+    assert embed_images(load_embedder(model_file), []).shape == (0, 16)
+
+
+def test_embed_images_names_the_image_of_another_size(model_file: Path) -> None:
+    images = [*faces(3), np.zeros((96, 112, 3), np.uint8)]
+    with pytest.raises(FacetrainError, match=r"image 3: uint8 \[96, 112, 3\], expected"):
+        embed_images(load_embedder(model_file), images, batch_size=2)
+    with pytest.raises(FacetrainError, match="batch_size 0"):
+        embed_images(load_embedder(model_file), images, batch_size=0)
+
+
+def test_color_can_be_overridden(model_file: Path) -> None:
+    embedder = load_embedder(model_file, color="rgb")
+    swapped = as_batch([image[:, :, ::-1].copy() for image in faces(2)])
+    np.testing.assert_array_equal(
+        embedder.embed(swapped), load_embedder(model_file).embed(as_batch(faces(2)))
+    )
+
+
+def test_arcface_state_dict_needs_its_backbone_named(tmp_path: Path) -> None:
+    file = tmp_path / "backbone.pth"
+    backbone = build_backbone(NAME, 24)
+    torch.save(backbone.state_dict(), file)
+    with pytest.raises(FacetrainError, match="not a facetrain model"):
+        load_embedder(file)
+    embedder = load_embedder(file, backbone=NAME)
+    assert embedder.embedding_size == 24
+    assert embedder.preprocessing == Preprocessing()
+
+
+def test_model_cut_in_half_is_refused(model_file: Path) -> None:
+    content = model_file.read_bytes()
+    model_file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(FacetrainError, match=rf"{MODEL_FILE}: damaged, cut short") as caught:
+        load_embedder(model_file)
+    assert "\n" not in str(caught.value)
+
+
+class Payload:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("this pickle ran",)
+
+
+@pytest.mark.parametrize("writer", ["torch", "pickle"])
+def test_pickle_that_would_run_code_is_refused(
+    tmp_path: Path, writer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / MODEL_FILE
+    if writer == "torch":
+        torch.save({"format": "facetrain-model", "version": 1, "state_dict": Payload()}, file)
+    else:
+        file.write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(FacetrainError, match="not a file of weights only") as caught:
+        load_embedder(file)
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "not a facetrain model"),
+        ({"version": 2}, "format version 2"),
+        ({"state_dict": None}, "no usable state_dict"),
+        ({"backbone": "resnet"}, "'resnet' is unknown"),
+        ({"backbone": "mobilefacenet_small"}, "another shape"),
+        ({"embedding_size": 17}, "another shape"),
+        ({"preprocessing": {"color": "rgb"}}, "preprocessing has the fields"),
+    ],
+)
+def test_wrong_content_is_refused(
+    model_file: Path, change: dict[str, object], message: str
+) -> None:
+    torch.save({**torch.load(model_file), **change}, model_file)
+    with pytest.raises(FacetrainError, match=message) as caught:
+        load_model(model_file)
+    assert str(model_file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_absent_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FacetrainError, match="no such file"):
+        load_embedder(tmp_path / "model.pt")
+    with pytest.raises(FacetrainError, match="no such file"):
+        load_embedder(tmp_path / "model.onnx")
+    with pytest.raises(FacetrainError, match=r"holds no model\.pt"):
+        load_embedder(tmp_path)
+
+
+def test_failed_save_leaves_the_old_file(model_file: Path) -> None:
+    before = model_file.read_bytes()
+    backbone = build_backbone(NAME, 16)
+    backbone.register_buffer("unpicklable", torch.zeros(1))
+    backbone.embedding_size = lambda: 0  # type: ignore[assignment]
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        save_model(model_file, NAME, backbone, BGR)
+    assert model_file.read_bytes() == before
+    assert [path.name for path in model_file.parent.iterdir()] == [MODEL_FILE]
+
+
+def write_onnx(path: Path, batch: int | str, size: int = 112) -> None:
+    """A linear embedding as ONNX: the means of the image's channels, times a 3x4 matrix."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+    graph = helper.make_graph(
+        [
+            helper.make_node("GlobalAveragePool", ["images"], ["pooled"]),
+            helper.make_node("Flatten", ["pooled"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "matrix"], ["embedding"]),
+        ],
+        "embedder",
+        [helper.make_tensor_value_info("images", kind, [batch, 3, size, size])],
+        [helper.make_tensor_value_info("embedding", kind, [batch, 4])],
+        [onnx.numpy_helper.from_array(matrix, "matrix")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, str(path))
+
+
+@pytest.mark.parametrize("batch", ["n", 1, 2])
+def test_onnx_embeds_batches_of_any_size(tmp_path: Path, batch: int | str) -> None:
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "linear.onnx"
+    write_onnx(path, batch)
+    embedder = load_embedder(path)
+    images = as_batch(faces(3))
+    means = ((images.double() - 127.5) / 127.5).mean((2, 3)).numpy()
+    expected = means @ np.arange(12).reshape(3, 4)
+    assert embedder.embedding_size == 4
+    np.testing.assert_allclose(embedder.embed(images), expected, atol=1e-5)
+    swapped = load_embedder(path, color="bgr").embed(images)
+    np.testing.assert_allclose(swapped, means[:, ::-1] @ np.arange(12).reshape(3, 4), atol=1e-5)
+
+
+def test_onnx_of_another_kind_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "small.onnx"
+    write_onnx(path, "n", size=96)
+    with pytest.raises(FacetrainError, match=r"expected one float input \[B, 3, 112, 112\]"):
+        load_embedder(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(FacetrainError, match="not a usable ONNX model"):
+        load_embedder(path)
+    with pytest.raises(FacetrainError, match="leave it out"):
+        load_embedder(path, backbone="iresnet18")
+
+
+def test_onnx_without_onnxruntime_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(FacetrainError, match="pip install onnxruntime"):
+        OnnxEmbedder(tmp_path / "model.onnx")
