@@ -1,0 +1,54 @@
+"""Communication between ranks, behind one Protocol whichever engine carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from facetrain.distributed.communicator import (
+    Communicator,
+    PeerLostError,
+    Pending,
+    even_counts,
+    gather_counts,
+    raise_together,
+)
+from facetrain.distributed.single import SingleCommunicator
+from facetrain.distributed.world import World
+
+__all__ = [
+    "ENGINES",
+    "Communicator",
+    "PeerLostError",
+    "Pending",
+    "SingleCommunicator",
+    "World",
+    "connect",
+    "even_counts",
+    "gather_counts",
+    "raise_together",
+]
+
+
+def _connect_torch(world: World, device: torch.device, timeout_s: float) -> Communicator:
+    from facetrain.distributed.torch_engine import TorchCommunicator
+
+    return TorchCommunicator(world, device, timeout_s)
+
+
+ENGINES: dict[str, Callable[[World, torch.device, float], Communicator]] = {
+    "torch": _connect_torch,
+}
+
+
+def connect(world: World, device: torch.device, engine: str, timeout_s: float) -> Communicator:
+    """The communicator of this process: no engine is started for a world of one.
+
+    Args:
+        engine: name in ENGINES.
+        timeout_s: longest wait in a collective, in seconds.
+    """
+    if world.world_size == 1:
+        return SingleCommunicator(device)
+    return ENGINES[engine](world, device, timeout_s)

@@ -1,0 +1,99 @@
+"""Every collective against its definition, on 1, 2 and 3 real ranks, shares uneven and empty."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from facetrain.distributed import Communicator, even_counts, gather_counts, raise_together
+from facetrain.errors import FacetrainError
+from tests.ranks import raise_first, run_ranks
+
+
+def _values(rank: int, rows: int) -> torch.Tensor:
+    return torch.arange(rows * 2, dtype=torch.float32).reshape(rows, 2) + 100 * rank
+
+
+def _collectives(communicator: Communicator, counts: list[int]) -> dict[str, torch.Tensor]:
+    rank, world_size = communicator.rank, communicator.world_size
+    whole = _values(rank, sum(counts))
+    pending_values = torch.full((3,), float(rank + 1))
+    communicator.all_reduce_async(pending_values).wait()
+    sends = [(rank + peer) % 3 for peer in range(world_size)]
+    return {
+        "all_gather": communicator.all_gather(_values(rank, counts[rank]), counts),
+        "reduce_scatter": communicator.reduce_scatter(whole, counts),
+        "sum": communicator.all_reduce(torch.tensor([float(rank), 1.0])),
+        "max": communicator.all_reduce(torch.tensor([float(rank), -1.0]), "max"),
+        "async": pending_values,
+        "all_to_all": communicator.all_to_all(_values(rank, sum(sends)), sends, sends),
+        "broadcast": communicator.broadcast(torch.tensor([rank]), source=world_size - 1),
+        "counts": torch.tensor(gather_counts(communicator, counts[rank])),
+        "object": communicator.broadcast_object({"from": rank}, source=0),
+        "objects": communicator.all_gather_object(rank * rank),
+    }
+
+
+@pytest.mark.parametrize("counts", [[3], [2, 2], [4, 1], [0, 3], [2, 0, 3], [0, 0, 0]])
+def test_collectives_equal_their_definition_for_uneven_and_empty_shares(
+    counts: list[int],
+) -> None:
+    world_size = len(counts)
+    results = raise_first(run_ranks(_collectives, world_size, counts))
+    gathered = torch.cat([_values(rank, count) for rank, count in enumerate(counts)])
+    summed = sum(_values(rank, sum(counts)) for rank in range(world_size))
+    assert isinstance(summed, torch.Tensor)
+    for rank, result in enumerate(results):
+        torch.testing.assert_close(result["all_gather"], gathered, rtol=0, atol=0)
+        own = summed.split(counts)[rank]
+        torch.testing.assert_close(result["reduce_scatter"], own, rtol=0, atol=0)
+        assert result["sum"].tolist() == [sum(range(world_size)), world_size]
+        assert result["max"].tolist() == [world_size - 1, -1]
+        assert result["async"].tolist() == [sum(range(1, world_size + 1))] * 3
+        received = torch.cat(
+            [
+                _values(peer, sum((peer + other) % 3 for other in range(world_size))).split(
+                    [(peer + other) % 3 for other in range(world_size)]
+                )[rank]
+                for peer in range(world_size)
+            ]
+        )
+        torch.testing.assert_close(result["all_to_all"], received, rtol=0, atol=0)
+        assert result["broadcast"].tolist() == [world_size - 1]
+        assert result["counts"].tolist() == counts
+        assert result["object"] == {"from": 0}
+        assert result["objects"] == [peer * peer for peer in range(world_size)]
+
+
+def _fails_on_last_rank(communicator: Communicator) -> None:
+    last = communicator.rank == communicator.world_size - 1
+    raise_together(communicator, "image x.jpg: cut" if last else None)
+
+
+def test_raise_together_raises_the_same_error_on_every_rank() -> None:
+    for result in run_ranks(_fails_on_last_rank, 3):
+        assert isinstance(result, FacetrainError)
+        assert result.args[0] == "image x.jpg: cut"
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "expected"),
+    [(7, 3, [3, 2, 2]), (6, 3, [2, 2, 2]), (2, 3, [1, 1, 0]), (0, 2, [0, 0])],
+)
+def test_even_counts_differ_by_one_at_most(rows: int, parts: int, expected: list[int]) -> None:
+    assert even_counts(rows, parts) == expected
+
+
+def _dies(communicator: Communicator) -> str:
+    if communicator.rank == 1:
+        raise RuntimeError("rank 1 breaks down")
+    try:
+        communicator.barrier()
+    except Exception as error:
+        return type(error).__name__
+    return "no error"
+
+
+def test_other_ranks_are_told_when_one_dies() -> None:
+    results = run_ranks(_dies, 2)
+    assert results[0] == "PeerLostError"
