@@ -59,7 +59,7 @@ def profile_segments(
         gradients_bytes.append(sum(p.nbytes for p in new))
     x, requires_grad = example_input.detach(), False
     cuda_devices = [example_input.device] if example_input.is_cuda else []
-    with torch.random.fork_rng(cuda_devices):
+    with torch.enable_grad(), torch.random.fork_rng(cuda_devices):
         for segment, gradient_bytes in zip(segments, reversed(gradients_bytes), strict=True):
             with _Bench(segment, x, requires_grad, autocast_dtype, accumulates) as bench:
                 kept = bench.measure(recompute=False)

@@ -4,13 +4,14 @@ Memory of the chain, in bytes above the resting state, with s_j what segment j k
 `saved_bytes`, kept or recomputed), b_j its output, g_j its parameter gradients:
 
     forward of i  = s_0 + .. + s_(i-1)  +  b_0 + .. + b_(i-1)  +  forward peak of i
-    backward of i = the same two sums   +  g_(i+1) + .. + g_n  +  b_n  +  backward peak of i
+    backward of i = the same two sums   +  g_(i+1) + .. + g_n  +  2 b_n  +  backward peak of i
 
-(b_n, the embeddings, are held by the caller; gradients that exist beforehand are added to every
-line.) Both bound the same prefix sum of s, and a smaller prefix is never worse for what follows.
-So dynamic programming over the recompute time spent, keeping for each the smallest prefix, is
-exact: it is a knapsack with a capacity at each item. Bytes are never rounded; only times are, to
-1/16384 of the whole, far below what timing them can resolve.
+(2 b_n: the output and its gradient, which the caller may hold; gradients that exist beforehand are
+added to every line. An input is taken to live through the whole backward pass of its segment, so
+the prediction errs, if at all, upwards.) Both bound the same prefix sum of s, and a smaller prefix is never worse for
+what follows. So dynamic programming over the recompute time spent, keeping for each the smallest
+prefix, is exact: a knapsack with a capacity at each item. Bytes are never rounded; only times are,
+to 1/16384 of the whole, far below what timing them can resolve.
 
 Pure and deterministic: every rank that has the profile makes the same plan.
 """
@@ -109,10 +110,10 @@ class _Link(NamedTuple):
 
     def room_needed_bytes(self, passes: PassBytes) -> int:
         """Least budget in which it runs, were nothing kept of the segments before it."""
-        return max(
-            self.beside_forward_bytes + passes.forward_peak_bytes,
-            self.beside_backward_bytes + passes.backward_peak_bytes,
-        )
+        forward_bytes = self.beside_forward_bytes + passes.forward_peak_bytes
+        if not self.segment.has_backward:
+            return forward_bytes
+        return max(forward_bytes, self.beside_backward_bytes + passes.backward_peak_bytes)
 
 
 def _chain(profile: ChainProfile) -> list[_Link]:
@@ -134,7 +135,7 @@ def _chain(profile: ChainProfile) -> list[_Link]:
             _Link(
                 segment,
                 inputs_bytes + passing_bytes,
-                inputs_bytes + later_gradients_bytes + segments[-1].output_bytes,
+                inputs_bytes + later_gradients_bytes + 2 * segments[-1].output_bytes,
             )
         )
     return chain
@@ -175,7 +176,8 @@ def _least_time(chain: list[_Link], budget_bytes: int) -> tuple[bool, ...]:
     """The plan within the budget that recomputes for the shortest time; one must exist."""
     total_us = sum(link.segment.forward_us for link in chain)
     tick_us = max(1, total_us // _NUM_TICKS)
-    ticks = [-(-link.segment.forward_us // tick_us) for link in chain]
+    # At least one each: no recomputation is free.
+    ticks = [max(1, -(-link.segment.forward_us // tick_us)) for link in chain]
     # prefix_bytes[t]: least kept of the segments so far, with t ticks of recomputation among them.
     prefix_bytes = np.full(sum(ticks) + 1, _UNREACHED)
     prefix_bytes[0] = 0
