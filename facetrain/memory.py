@@ -32,10 +32,12 @@ from memopt.blocks import (
     plan_segments,
     profile_segments,
 )
+from memopt.errors import MemoptError
 from memopt.live_bytes import LiveBytes
 from memopt.units import format_bytes, parse_bytes
 
 __all__ = [
+    "MemoptError",
     "MemoryManager",
     "MemoryReport",
     "format_bytes",
@@ -227,11 +229,13 @@ def profile_backbone(
     *,
     autocast_dtype: torch.dtype | None = None,
     accumulates: bool = False,
+    num_timings: int = 2,
 ) -> ChainProfile:
-    """Measures each segment alone, in about five steps' time; plain data, to broadcast.
+    """Measures each segment alone, in about `num_timings` + 3 steps' time; data to broadcast.
 
-    Arguments as of `MemoryManager.fit`. Weights, buffers, gradients and random state are left as
-    they were. Call it before a distributed optimizer hooks itself to the parameters.
+    Arguments as of `MemoryManager.fit`; of `num_timings` runs the fastest counts. Weights, buffers,
+    gradients and random state are left as they were. Call it before a distributed optimizer hooks
+    itself to the parameters.
 
     Raises:
         MemoptError: SyncBatchNorm in the backbone, or hooks on its parameters.
@@ -244,6 +248,7 @@ def profile_backbone(
         example_images,
         autocast_dtype=autocast_dtype,
         accumulates=accumulates,
+        num_timings=num_timings,
     )
 
 

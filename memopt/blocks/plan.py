@@ -6,12 +6,14 @@ Memory of the chain, in bytes above the resting state, with s_j what segment j k
     forward of i  = s_0 + .. + s_(i-1)  +  b_0 + .. + b_(i-1)  +  forward peak of i
     backward of i = the same two sums   +  g_(i+1) + .. + g_n  +  2 b_n  +  backward peak of i
 
-(2 b_n: the output and its gradient, which the caller may hold; gradients that exist beforehand are
-added to every line. An input is taken to live through the whole backward pass of its segment, so
-the prediction errs, if at all, upwards.) Both bound the same prefix sum of s, and a smaller prefix is never worse for
-what follows. So dynamic programming over the recompute time spent, keeping for each the smallest
-prefix, is exact: a knapsack with a capacity at each item. Bytes are never rounded; only times are,
-to 1/16384 of the whole, far below what timing them can resolve.
+2 b_n are the output and its gradient, which the caller may hold; gradients that exist beforehand
+are added to every line. An input is taken to live through the whole backward pass of its segment,
+so the prediction errs, if at all, upwards.
+
+Both lines bound the same prefix sum of s, and a smaller prefix is never worse for what follows. So
+dynamic programming over the recompute time spent, keeping for each the smallest prefix, is exact: a
+knapsack with a capacity at each item. Bytes are never rounded; only times are, to 1/16384 of the
+whole, far below what timing them can resolve.
 
 Pure and deterministic: every rank that has the profile makes the same plan.
 """
