@@ -1,0 +1,73 @@
+"""The tables of an evaluation: named systems side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from facetrain.evaluation.metrics import OperatingPoint, ScoreReport
+from facetrain.report.page import Table
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """0.98184 -> "98.18 %"."""
+    return f"{100.0 * share:.{digits}f} %"
+
+
+def far_text(far: float) -> str:
+    """0.001 -> "1e-3"; three digits at most."""
+    if far == 0.0:
+        return "0"
+    mantissa, exponent = f"{far:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def tar_table(systems: Mapping[str, ScoreReport]) -> Table:
+    """TAR at each target FAR, EER and AUC; one row per system, all with the same targets."""
+    reports = list(systems.values())
+    targets = [point.far_target for point in reports[0].tar_at_far] if reports else []
+    return Table(
+        header=("system", *(f"TAR@FAR={far_text(target)}" for target in targets), "EER", "AUC"),
+        rows=[
+            (
+                name,
+                *(_tar(point) for point in report.tar_at_far),
+                percent(report.eer),
+                f"{report.auc:.4f}",
+            )
+            for name, report in systems.items()
+        ],
+        caption=_not_measurable(reports[0]) if reports else "",
+    )
+
+
+def threshold_table(report: ScoreReport) -> Table:
+    """The thresholds behind each TAR, as cosine (accept at or above) and as squared L2 distance."""
+    rows = []
+    for point in report.tar_at_far:
+        if point.tar is None or point.far is None or point.threshold is None:
+            rows.append((far_text(point.far_target), *("n/a",) * 4))
+            continue
+        rows.append(
+            (
+                far_text(point.far_target),
+                percent(point.tar),
+                far_text(point.far),
+                f"{point.threshold:.4f}",
+                f"{2.0 - 2.0 * point.threshold:.4f}",
+            )
+        )
+    return Table(
+        header=("target FAR", "TAR", "FAR", "cosine >=", "squared L2 <="),
+        rows=rows,
+        caption=_not_measurable(report),
+    )
+
+
+def _tar(point: OperatingPoint) -> str:
+    return "n/a" if point.tar is None else percent(point.tar)
+
+
+def _not_measurable(report: ScoreReport) -> str:
+    if all(point.tar is not None for point in report.tar_at_far):
+        return ""
+    return f"n/a: cannot be measured with {report.roc.num_impostor} impostor pairs"
