@@ -74,7 +74,7 @@ def face_map(
     shift_x, shift_y = (drift * canvas.FIELD_PER_UNIT).astype(np.float32)
     flat_x = ixx * grid + (ixy * grid - offset_x)[:, None]
     flat_y = iyx * grid + (iyy * grid - offset_y)[:, None]
-    depth = np.full((half, half), float(height.mean()), np.float32)
+    depth: np.ndarray = np.full((half, half), height.mean(), np.float32)
     for _ in range(_NUM_STEPS):
         x, y = flat_x - shift_x * depth, flat_y - shift_y * depth
         seen = cv2.remap(height, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
@@ -143,8 +143,10 @@ def occlude(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     angle = rng.uniform(-0.2, np.pi + 0.2)  # from right through below to left
     reach = rng.uniform(0.30, 0.52) * size
     center = 0.5 * size + reach * np.array([np.cos(angle), np.sin(angle)])
-    turns = np.linspace(0, 2 * np.pi, 14, endpoint=False)
-    radius = size * rng.uniform(0.14, 0.24) * (1.0 + rng.normal(0.0, 0.15, 14))
+    turns = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    swell, phase = rng.uniform(0.0, 0.18, 3), rng.uniform(0, 2 * np.pi, 3)
+    waves = np.cos(np.outer(turns, (1, 2, 3)) + phase) @ swell
+    radius = size * rng.uniform(0.14, 0.24) * (1.0 + waves)
     points = center + radius[:, None] * np.stack([np.cos(turns), np.sin(turns)], axis=1)
     shape = np.round(points * 16).astype(np.int32)
     color = rng.uniform(30, 220, 3).tolist()

@@ -8,7 +8,7 @@ import numpy as np
 # Left, top and side of the square the canvas covers, in face units (see person.py).
 LEFT, TOP, SIDE = -68.0, -80.0, 136.0
 # Colours are painted at PIXELS; heights and light, which are smooth, live on half of that.
-PIXELS = 160
+PIXELS = 144
 FIELD = PIXELS // 2
 PER_UNIT = PIXELS / SIDE
 FIELD_PER_UNIT = FIELD / SIDE
@@ -23,20 +23,26 @@ _ORIGIN = np.array((LEFT, TOP)) * _SUBPIXELS + 2.0 ** (_SUBPIXEL_BITS - 1) - 0.5
 Color = tuple[float, ...]
 
 
-def fixed_point(points: np.ndarray) -> np.ndarray:
+def points(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """[n, 2] of two [n]; a little faster than `np.stack`, which counts here."""
+    both = np.empty((len(x), 2))
+    both[:, 0], both[:, 1] = x, y
+    return both
+
+
+def fixed_point(places: np.ndarray) -> np.ndarray:
     """Face units [n, 2] to the int32 fixed-point pixels of OpenCV's drawing functions."""
-    return np.floor(points * _SUBPIXELS - _ORIGIN).astype(np.int32)
+    return np.floor(places * _SUBPIXELS - _ORIGIN).astype(np.int32)
 
 
-def fill(canvas: np.ndarray, points: np.ndarray, color: Color) -> None:
+def fill(canvas: np.ndarray, polygon: np.ndarray, color: Color) -> None:
     """Fills a polygon, [n, 2] in face units."""
-    cv2.fillPoly(canvas, [fixed_point(points)], color, cv2.LINE_AA, _SUBPIXEL_BITS)
+    cv2.fillPoly(canvas, [fixed_point(polygon)], color, cv2.LINE_AA, _SUBPIXEL_BITS)
 
 
-def stroke(canvas: np.ndarray, points: np.ndarray, color: Color, thickness: int = 1) -> None:
+def stroke(canvas: np.ndarray, line: np.ndarray, color: Color, thickness: int = 1) -> None:
     """Draws an open line through points [n, 2] in face units; thickness in canvas pixels."""
-    line = [fixed_point(points)]
-    cv2.polylines(canvas, line, False, color, thickness, cv2.LINE_AA, _SUBPIXEL_BITS)
+    cv2.polylines(canvas, [fixed_point(line)], False, color, thickness, cv2.LINE_AA, _SUBPIXEL_BITS)
 
 
 def ellipse(

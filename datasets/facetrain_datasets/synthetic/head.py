@@ -74,7 +74,7 @@ def outline(identity: Identity, jaw_drop: float) -> tuple[np.ndarray, np.ndarray
 
 def silhouette(rows: np.ndarray, half_width: np.ndarray) -> np.ndarray:
     """Closed polygon [2n, 2] of an outline."""
-    right = np.stack([half_width, rows], axis=1)
+    right = canvas.points(half_width, rows)
     return np.concatenate([right, right[::-1] * (-1, 1)])
 
 

@@ -16,6 +16,7 @@ from facetrain_datasets.synthetic.canvas import (
     ellipse,
     empty_mask,
     fill,
+    points,
     rows,
     soften,
     stroke,
@@ -27,6 +28,7 @@ _SKIN = np.array([(238, 204, 184), (206, 158, 128), (122, 84, 64)], np.float64)
 _HAIR = np.array([(176, 140, 92), (84, 58, 40), (28, 24, 24)], np.float64)
 _IRIS = np.array([(46, 28, 18), (92, 62, 34), (84, 104, 112)], np.float64)
 _SIDES = (-1.0, 1.0)
+_OCTAGON = np.array([(np.cos(a), np.sin(a)) for a in np.arange(8) * np.pi / 4])
 _T7, _T9, _T11, _T15 = (np.linspace(-1.0, 1.0, n) for n in (7, 9, 11, 15))
 
 
@@ -88,17 +90,17 @@ def _textured(
 
 def _marks(base: np.ndarray, who: Identity, color: np.ndarray, rng: np.random.Generator) -> None:
     dark = tuple((0.55 * color).tolist())
-    if who.freckles > 0.4:
+    if who.freckles > 0.3:
         for x, y in rng.normal((0, -6), (20, 7), (int(90 * who.freckles), 2)).tolist():
-            ellipse(base, (x, y), (0.5, 0.5), tuple((0.78 * color).tolist()))
-    for x, y, size in rng.uniform((-30, -44, 0.7), (30, 34, 1.5), (int(who.num_moles), 3)).tolist():
-        ellipse(base, (x, y), (size, size), dark)
+            fill(base, 0.9 * _OCTAGON + (x, y), tuple((0.78 * color).tolist()))
+    for x, y, size in rng.uniform((-30, -44, 0.8), (30, 34, 1.9), (int(who.num_moles), 3)).tolist():
+        fill(base, size * _OCTAGON + (x, y), dark)
     if who.wrinkles > 0:
         shade = tuple(((1.0 - 0.32 * who.wrinkles) * color).tolist())
         t = np.linspace(-1, 1, 9)
         for y in (-37.0, -42.0, -47.0):
             wave = y - 1.6 * np.cos(1.6 * t) + rng.normal(0, 0.4, 9)
-            stroke(base, np.stack([18 * t, wave], axis=1), shade)
+            stroke(base, points(18 * t, wave), shade)
         for side in _SIDES:
             corner = np.array([side * (who.eye_x + who.eye_width + 1.5), who.eye_y])
             for angle in (-0.5, 0.0, 0.5):
@@ -117,7 +119,7 @@ def _hair_mask(who: Identity, rng: np.random.Generator) -> np.ndarray:
         line = line + 22.0 * who.fringe * np.clip(part, 0.0, 1.0)
     line = line + rng.normal(0.0, 0.9, 41)
     sides = np.interp(np.abs(t), (0.74, 0.9, 1.0), (0.0, 14.0 + 16.0 * who.temple, 40.0))
-    lower = np.stack([t * edge, np.minimum(line + sides, 6.0)], axis=1)
+    lower = points(t * edge, np.minimum(line + sides, 6.0))
     fill(mask, np.concatenate([lower, [(edge, -80.0), (-edge, -80.0)]]), (255,))
     return soften(mask)
 
@@ -180,7 +182,9 @@ def paint_face(who: Identity, skin: Skin, face: Expression, view: View) -> np.nd
     """The face of one photo, uint8 RGB [PIXELS, PIXELS, 3], evenly lit."""
     painted = _creases(who, skin, face)
     beard = cv2.convertScaleAbs(skin.beard_mask, alpha=min(1.0, view.shave))
-    painted = blend(painted, cv2.max(beard, _brow_mask(who, face)), 0.8 * skin.hair)
+    hairy = cv2.max(beard, _brow_mask(who, face))
+    part = rows(who.eye_y - 32.0, 56.0)
+    painted[part] = blend(painted[part], hairy[part], 0.8 * skin.hair)
     _nostrils(painted, who, skin)
     _mouth(painted, who, skin, face)
     _eyes(painted, who, skin, face, view)
@@ -201,8 +205,8 @@ def _creases(who: Identity, skin: Skin, face: Expression) -> np.ndarray:
     bag_x = who.eye_x + (who.eye_width + 0.5) * np.cos(angle)
     bag_y = who.eye_y + 2.0 + 4.5 * np.sin(angle)
     for side in _SIDES:
-        stroke(mask, np.stack([side * fold_x, fold_y], axis=1), fold, 2)
-        stroke(mask, np.stack([side * bag_x, bag_y], axis=1), bag, 2)
+        stroke(mask, points(side * fold_x, fold_y), fold, 2)
+        stroke(mask, points(side * bag_x, bag_y), bag, 2)
     part = rows(who.eye_y - 2.0, face.corner_y + 8.0)
     painted = skin.base.copy()
     painted[part] = blend(painted[part], soften(mask[part]), 0.6 * skin.color)
@@ -212,8 +216,8 @@ def _creases(who: Identity, skin: Skin, face: Expression) -> np.ndarray:
 def _nostrils(painted: np.ndarray, who: Identity, skin: Skin) -> None:
     for side in _SIDES:
         wing = np.array([(1.0, -2.5), (1.35, 0.5), (1.1, 3.0), (0.75, 4.0)])
-        points = wing * (side * who.nose_width, 1.0) + (0.0, who.nose_y)
-        stroke(painted, points, tuple((0.68 * skin.color).tolist()))
+        edge = wing * (side * who.nose_width, 1.0) + (0.0, who.nose_y)
+        stroke(painted, edge, tuple((0.68 * skin.color).tolist()))
         hole = (side * 0.52 * who.nose_width, who.nose_y + 4.0)
         ellipse(painted, hole, (1.3 * who.nostril, 0.75 * who.nostril), (48, 26, 22))
     x, y = who.nose_width, who.nose_y
@@ -234,7 +238,7 @@ def _mouth(painted: np.ndarray, who: Identity, skin: Skin, face: Expression) -> 
     bottom = lower_edge + (who.lower_lip - 0.35 * face.smile) * (1.0 - np.abs(t) ** 2.6)
 
     def band(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-        upper, lower = np.stack([x, above], axis=1), np.stack([x, below], axis=1)
+        upper, lower = points(x, above), points(x, below)
         return np.concatenate([upper, lower[::-1]])
 
     fill(painted, band(top, upper_edge), tuple((0.86 * lip).tolist()))
@@ -244,7 +248,7 @@ def _mouth(painted: np.ndarray, who: Identity, skin: Skin, face: Expression) -> 
         teeth = np.minimum(upper_edge + 0.62 * face.jaw_drop * (1 - t**2), lower_edge)
         fill(painted, band(upper_edge, teeth)[2:-2], (222, 214, 202))
     else:
-        stroke(painted, np.stack([x, bend], axis=1), tuple((0.45 * lip).tolist()))
+        stroke(painted, points(x, bend), tuple((0.45 * lip).tolist()))
 
 
 def _eyes(painted: np.ndarray, who: Identity, skin: Skin, face: Expression, view: View) -> None:
@@ -259,8 +263,8 @@ def _eyes(painted: np.ndarray, who: Identity, skin: Skin, face: Expression, view
         upper = -face.eye_open * (1 - t**2) ** 0.75
         lower = 0.55 * face.eye_open * (1 - t**2)
         outer_up = -who.eye_tilt * across  # along the outward direction, positive tilt lifts
-        rim = np.stack([who.eye_x + across, who.eye_y + upper + outer_up], axis=1)
-        floor = np.stack([who.eye_x + across, who.eye_y + lower + outer_up], axis=1)
+        rim = points(who.eye_x + across, who.eye_y + upper + outer_up)
+        floor = points(who.eye_x + across, who.eye_y + lower + outer_up)
         rim, floor = rim * (side, 1.0), floor * (side, 1.0)
         lids.append((rim, floor))
         fill(mask, np.concatenate([rim, floor[::-1]]), (255,))
@@ -291,7 +295,7 @@ def _brow_mask(who: Identity, face: Expression) -> np.ndarray:
     half[0] *= 0.7
     for side in _SIDES:
         x = side * (who.eye_x - 0.5 + who.brow_length * t)
-        upper, lower = np.stack([x, y - half], axis=1), np.stack([x, y + half], axis=1)
+        upper, lower = points(x, y - half), points(x, y + half)
         fill(mask, np.concatenate([upper, lower[::-1]]), (255 * who.brow_darkness,))
     part = rows(ridge - 14.0, ridge + 10.0)
     mask[part] = soften(mask[part])

@@ -30,25 +30,25 @@ class Identity:
 
     eye_x: float = span(15.4, 20.0)
     eye_y: float = span(-22.5, -17.5)
-    eye_width: float = span(5.2, 8.6)
+    eye_width: float = span(5.0, 9.2)
     eye_open: float = span(2.5, 4.9)
-    eye_tilt: float = span(-0.24, 0.24)
+    eye_tilt: float = span(-0.3, 0.3)
     eye_depth: float = span(1.5, 6.0)
     lid_crease: float = span(0.0, 3.2)
     bags: float = span(0.0, 1.0)
     iris: float = span(0.0, 1.0)  # dark brown .. blue grey
 
-    brow_gap: float = span(5.5, 11.0)
+    brow_gap: float = span(5.5, 12.0)
     brow_length: float = span(7.5, 12.5)
-    brow_thickness: float = span(0.9, 3.6)
+    brow_thickness: float = span(0.8, 4.2)
     brow_arch: float = span(-0.5, 4.2)
-    brow_tilt: float = span(-0.22, 0.22)
+    brow_tilt: float = span(-0.28, 0.28)
     brow_taper: float = span(0.1, 0.9)
     brow_ridge: float = span(0.0, 5.0)
     brow_darkness: float = span(0.45, 0.95)
 
     nose_y: float = span(-3.0, 5.0)
-    nose_width: float = span(4.6, 10.0)
+    nose_width: float = span(4.4, 10.5)
     nose_tip: float = span(6.0, 13.0)
     nose_tip_width: float = span(3.6, 7.0)
     nose_bridge: float = span(1.0, 8.0)
@@ -56,34 +56,34 @@ class Identity:
     nostril: float = span(0.9, 2.4)
 
     mouth_y: float = span(17.0, 25.0)
-    mouth_width: float = span(10.0, 18.0)
-    upper_lip: float = span(0.8, 4.2)
-    lower_lip: float = span(1.6, 5.2)
+    mouth_width: float = span(9.0, 19.0)
+    upper_lip: float = span(0.6, 4.8)
+    lower_lip: float = span(1.4, 6.0)
     cupid_bow: float = span(0.0, 1.8)
     mouth_corner: float = span(-2.0, 1.8)
     lip_tint: float = span(0.0, 1.0)
 
     melanin: float = span(0.1, 0.85)
     redness: float = span(0.0, 1.0)
-    freckles: float = span(-1.0, 1.0)  # none below 0.4
-    num_moles: float = span(0.0, 4.0)
+    freckles: float = span(-1.0, 1.0)  # none below 0.3
+    num_moles: float = span(0.0, 6.0)
     wrinkles: float = span(-0.6, 1.0)  # none below 0
     folds: float = span(0.0, 1.0)
     stubble: float = span(-1.0, 1.0)  # none below 0
-    moustache: float = span(-3.0, 1.0)
-    beard: float = span(-3.5, 1.0)
+    moustache: float = span(-2.0, 1.0)
+    beard: float = span(-2.0, 1.0)
 
     hair_darkness: float = span(0.0, 1.0)
     hair_red: float = span(0.0, 1.0)
     hairline_y: float = span(-70.0, -42.0)
     hairline_arch: float = span(-6.0, 10.0)
     parting: float = span(-22.0, 22.0)
-    fringe: float = span(-2.0, 1.0)  # none below 0
+    fringe: float = span(-1.2, 1.0)  # none below 0
     temple: float = span(0.0, 1.0)
     hair_volume: float = span(1.0, 10.0)
     hair_length: float = span(-60.0, 50.0)  # y where the hair at the sides ends
     ears: float = span(0.0, 1.0)
-    glasses: float = span(-3.0, 1.0)  # worn from 0 on
+    glasses: float = span(-2.5, 1.0)  # worn from 0 on
     glasses_shape: float = span(0.0, 1.0)
 
 
@@ -91,9 +91,9 @@ class Identity:
 class View:
     """One photo of a person: pose, expression, light, camera. Angles in radians."""
 
-    yaw: float = span(-0.55, 0.55)
-    pitch: float = span(-0.30, 0.30)
-    roll: float = span(-0.06, 0.06)  # what alignment leaves over
+    yaw: float = span(-0.40, 0.40)
+    pitch: float = span(-0.20, 0.20)
+    roll: float = span(-0.04, 0.04)  # what alignment leaves over
     zoom: float = span(0.96, 1.04)
 
     smile: float = span(-0.5, 1.0)
@@ -104,26 +104,26 @@ class View:
     gaze_x: float = span(-0.55, 0.55)
     gaze_y: float = span(-0.25, 0.25)
 
-    key_azimuth: float = span(-1.35, 1.35)
+    key_azimuth: float = span(-1.15, 1.15)
     key_elevation: float = span(-0.35, 1.1)
     key: float = span(0.45, 1.2)
     key_warmth: float = span(-1.0, 1.0)
-    fill: float = span(0.22, 0.75)
+    fill: float = span(0.3, 0.8)
     fill_warmth: float = span(-1.0, 1.0)
     shine: float = span(0.0, 0.35)
 
-    exposure: float = span(-0.75, 0.55)  # stops
+    exposure: float = span(-0.6, 0.3)  # stops
     gamma: float = span(0.75, 1.3)
     cast_red: float = span(-0.22, 0.22)
     cast_blue: float = span(-0.30, 0.30)
     saturation: float = span(0.45, 1.15)
     haze: float = span(-0.12, 0.15)
-    blur: float = span(-0.6, 1.5)  # deviation in pixels, sharp below 0.3
-    motion: float = span(-4.0, 4.5)  # length in pixels, none below 2
+    blur: float = span(-0.6, 1.1)  # deviation in pixels, sharp below 0.3
+    motion: float = span(-6.0, 4.5)  # length in pixels, none below 2
     motion_angle: float = span(0.0, 3.1416)
-    noise: float = span(0.0, 11.0)  # grey levels
+    noise: float = span(0.0, 8.0)  # grey levels
 
     wears_glasses: float = span(0.0, 1.0)
     shave: float = span(0.6, 1.1)
     sunglasses: float = span(0.0, 1.0)  # worn above 0.97
-    occlusion: float = span(0.0, 1.0)  # an object in front above 0.88
+    occlusion: float = span(0.0, 1.0)  # an object in front above 0.94

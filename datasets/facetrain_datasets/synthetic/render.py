@@ -57,7 +57,7 @@ class FaceRenderer:
 
         painted = paint.paint_face(who, skin, face, view)
         dark = view.sunglasses > 0.97
-        if dark or (who.glasses > 0.0 and view.wears_glasses < 0.8):
+        if dark or (who.glasses > 0.0 and view.wears_glasses < 0.9):
             paint.draw_glasses(painted, who, dark)
         shade = shading(height, turn, view)
         lit = cv2.multiply(painted, cv2.resize(shade, painted.shape[:2]), scale=1 / _SHADE_ONE)
@@ -76,7 +76,7 @@ class FaceRenderer:
             borderMode=cv2.BORDER_REFLECT,
         )
         image = canvas.blend(behind, front_mask, front)
-        if view.occlusion > 0.88:
+        if view.occlusion > 0.94:
             image = camera.occlude(image, rng)
         return camera.sensor(camera.lens(image, view), view, rng)
 

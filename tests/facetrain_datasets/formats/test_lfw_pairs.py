@@ -118,7 +118,7 @@ def test_published_lists_resolve(
     assert resolved.num_folds == num_folds
     assert len(resolved) == num_pairs
     assert resolved.is_same.sum() == num_pairs // 2
-    # Counted from the lists by another script; 7,701 is also the number the literature gives for view 2.
+    # Counted from the lists by another script.
     assert len(resolved.paths) == num_images
 
 
