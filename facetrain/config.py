@@ -124,6 +124,7 @@ class RunConfig:
     def problems(self) -> list[str]:
         """Every field that cannot be used: one line each, naming field, value, what is allowed."""
         from facetrain.backbones import BACKBONES
+        from facetrain.distributed.launch import most_processes
         from facetrain.margins import MARGINS
         from facetrain.memory import parse_bytes
 
@@ -171,7 +172,13 @@ class RunConfig:
         allow("max-gradient-norm", norm, norm >= 0, "0 (never) or more")
         allow("num-workers", data.num_workers, data.num_workers >= 0, "0 or more")
         choice("bad-images", data.bad_images, BAD_IMAGE_POLICIES)
-        allow("num-processes", self.num_processes, self.num_processes >= 1, "at least 1")
+        most = most_processes()
+        allow(
+            "num-processes",
+            self.num_processes,
+            1 <= self.num_processes <= most,
+            f"from 1 to {most} on this machine",
+        )
         choice("engine", self.engine, ENGINES)
         choice("device", self.device, DEVICES)
         choice("precision", self.precision, PRECISIONS)

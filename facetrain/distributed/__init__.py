@@ -12,6 +12,7 @@ from facetrain.distributed.communicator import (
     Pending,
     even_counts,
     gather_counts,
+    on_first_rank,
     raise_together,
 )
 from facetrain.distributed.single import SingleCommunicator
@@ -27,6 +28,7 @@ __all__ = [
     "connect",
     "even_counts",
     "gather_counts",
+    "on_first_rank",
     "raise_together",
 ]
 

@@ -10,7 +10,7 @@ a rank may have none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -107,3 +107,22 @@ def raise_together(communicator: Communicator, problem: str | None) -> None:
     for other in communicator.all_gather_object(problem):
         if other is not None:
             raise FacetrainError(other)
+
+
+def on_first_rank(communicator: Communicator, function: Callable[[], T]) -> T:
+    """The result of `function` run on rank 0 only, on every rank; so is bad input it finds.
+
+    Raises:
+        FacetrainError: on every rank, when rank 0's function raises a ValueError (bad input).
+    """
+    result: T | None = None
+    problem: str | None = None
+    if communicator.rank == 0:
+        try:
+            result = function()
+        except ValueError as error:
+            problem = str(error)
+    problem, result = communicator.broadcast_object((problem, result))
+    if problem is not None:
+        raise FacetrainError(problem)
+    return result  # type: ignore[return-value]

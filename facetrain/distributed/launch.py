@@ -15,14 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
 from facetrain.distributed.world import INIT_METHOD_VARIABLE
 
 _ERROR_FILE_VARIABLE = "FACETRAIN_ERROR_FILE"
-_PARENT_VARIABLE = "FACETRAIN_PARENT"
+_SECONDARY = ".secondary"
 _POLL_S = 0.05
 _GRACE_S = 5.0
 
@@ -30,8 +30,9 @@ _GRACE_S = 5.0
 def launch(command: Sequence[str], num_processes: int) -> int:
     """Run `command` as `num_processes` ranks on this machine; its exit code.
 
-    The first rank that fails ends the others. Ctrl-C or SIGTERM is passed on once, so that ranks can
-    save and leave; the second one kills them. Should this process be killed, they end themselves.
+    The first rank that fails ends the others. Ctrl-C or SIGTERM is passed on once, so that ranks
+    can save and leave; the second one kills them. Should this process be killed, they end
+    themselves.
 
     Returns:
         0, or the exit code of the first rank that failed (128 + signal when a signal ended it).
@@ -50,24 +51,22 @@ def launch(command: Sequence[str], num_processes: int) -> int:
         return code
 
 
-def report_error(message: str) -> None:
-    """Say a one-line error: to our launcher if there is one, else on stderr."""
+def report_error(message: str, *, secondary: bool = False) -> None:
+    """Say a one-line error: to our launcher if there is one, else on stderr.
+
+    Args:
+        secondary: it only follows from another rank's failure, whose message is the better one.
+    """
     path = os.environ.get(_ERROR_FILE_VARIABLE)
     if path is None:
         print(message, file=sys.stderr, flush=True)
     else:
-        Path(path).write_text(message, encoding="utf-8")
+        Path(path + _SECONDARY * secondary).write_text(message, encoding="utf-8")
 
 
-def follow_parent() -> None:
-    """End this process when its launcher dies (Linux; elsewhere the launcher's signals do it)."""
-    parent = os.environ.get(_PARENT_VARIABLE)
-    if parent is None or not sys.platform.startswith("linux"):
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before prctl
-        os._exit(1)
+def most_processes() -> int:
+    """Local processes that can be of use here; many more would only exhaust the memory."""
+    return max(8, 4 * (os.cpu_count() or 1))
 
 
 def _start(
@@ -80,7 +79,6 @@ def _start(
         "WORLD_SIZE": str(num_processes),
         INIT_METHOD_VARIABLE: f"file://{folder}/meet",
         _ERROR_FILE_VARIABLE: str(folder / f"error-{rank}"),
-        _PARENT_VARIABLE: str(os.getpid()),
     }
     # All ranks are on this machine: its host name need not resolve.
     if sys.platform.startswith("linux"):
@@ -89,7 +87,24 @@ def _start(
     threads = max(1, (os.cpu_count() or 1) // num_processes)
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     # A session of its own, so that Ctrl-C reaches a rank only through this process, once.
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environment, start_new_session=True, preexec_fn=_follower(os.getpid())
+    )
+
+
+def _follower(parent: int) -> Callable[[], None] | None:
+    """What a rank does before anything else: ask Linux to kill it when its launcher dies."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    pr_set_pdeathsig = 1
+
+    def follow() -> None:
+        prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before prctl
+            os._exit(1)
+
+    return follow
 
 
 class _SignalForwarder:
@@ -147,19 +162,17 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _print_errors(folder: Path, code: int, num_processes: int) -> None:
-    messages = [
-        path.read_text(encoding="utf-8") for path in sorted(folder.glob("error-*"), key=_rank_of)
-    ]
+    """Each distinct message once; what only follows from other failures stays unsaid."""
+    files = sorted(folder.glob("error-*"))
+    first = [path for path in files if path.suffix != _SECONDARY]
+    messages = [path.read_text(encoding="utf-8") for path in first]
+    if not messages and code > 128 and code != 128 + signal.SIGINT:
+        name = signal.Signals(code - 128).name
+        messages = [
+            f"error: one of {num_processes} processes was ended by {name}, so the others were "
+            "too; go on from the last checkpoint with --resume"
+        ]
+    if not messages:
+        messages = [path.read_text(encoding="utf-8") for path in files]
     for message in dict.fromkeys(messages):
         print(message, file=sys.stderr)
-    if code > 128 and not messages and code - 128 != signal.SIGINT:
-        name = signal.Signals(code - 128).name
-        print(
-            f"facetrain: error: one of {num_processes} processes was ended by {name}, so the others "
-            "were too; go on from the last checkpoint with --resume",
-            file=sys.stderr,
-        )
-
-
-def _rank_of(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])

@@ -1,7 +1,7 @@
 """Where this process stands among the others: the one place that reads a launcher's environment.
 
-`torchrun`, Slurm wrappers around it and our own launcher (facetrain/distributed/launch.py) set RANK,
-WORLD_SIZE and LOCAL_RANK; without them the process is alone.
+`torchrun` and our own launcher (facetrain/distributed/launch.py) set RANK, WORLD_SIZE and
+LOCAL_RANK; without them the process is alone.
 """
 
 from __future__ import annotations

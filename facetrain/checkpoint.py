@@ -1,0 +1,256 @@
+"""Checkpoints without a layout: written by any number of ranks, read by any other.
+
+    step-00000120/
+        manifest.json   step, facts of the run, size and CRC-32 of each file, rows of each rank
+        common.pt       what is equal on every rank, written by rank 0
+        rows-0.pt       rank 0's rows of every tensor that is cut over ranks, and so on
+
+A checkpoint is written under a temporary name, flushed and renamed, so that an interrupted one is
+never taken for whole; the last two are kept. Files are tensors and plain values, read with
+`weights_only=True`: no code in them is executed. `torch.distributed.checkpoint` is not used because
+it needs a torch process group, which a run on another engine does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from facetrain.distributed import Communicator, raise_together
+from facetrain.errors import FacetrainError
+
+FORMAT = "facetrain-checkpoint"
+VERSION = 1
+_KEPT = 2
+_MANIFEST = "manifest.json"
+_COMMON = "common.pt"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run is at one step.
+
+    Attributes:
+        step: optimizer steps done.
+        facts: what must be the same when going on, by flag name (backbone, classes, ...).
+        common: tensors and plain values equal on every rank.
+        rows: this rank's rows of tensors that are cut over ranks by their first dimension.
+    """
+
+    step: int
+    facts: Mapping[str, Any]
+    common: Mapping[str, Any]
+    rows: Mapping[str, Tensor]
+
+
+def whole_checkpoint_steps(path: Path) -> list[int]:
+    """Steps of the whole checkpoints in a run's checkpoint folder, ascending."""
+    return sorted(
+        int(entry.name.removeprefix("step-"))
+        for entry in path.glob("step-*")
+        if (entry / _MANIFEST).is_file()
+    )
+
+
+class CheckpointFolder:
+    """The checkpoints of one run.
+
+    Args:
+        path: the folder; made at the first save. All ranks must see the same one.
+    """
+
+    def __init__(self, path: Path, communicator: Communicator) -> None:
+        self.path = path
+        self._communicator = communicator
+
+    def steps(self) -> list[int]:
+        """Steps of the whole checkpoints, ascending."""
+        return whole_checkpoint_steps(self.path)
+
+    def folder(self, step: int) -> Path:
+        return self.path / f"step-{step:08d}"
+
+    def save(self, state: TrainingState) -> None:
+        """Write `state`; every rank calls it. One object gather and three barriers.
+
+        Raises:
+            FacetrainError: it could not be written (no space, no permission), on every rank;
+                earlier checkpoints are as they were.
+        """
+        rank = self._communicator.rank
+        partial = self.path / f".partial-step-{state.step:08d}"
+        problem, files, counts = None, {}, {}
+        try:
+            if rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        except OSError as error:
+            problem = _cannot_write(partial, error)
+        raise_together(self._communicator, problem)
+        try:
+            if rank == 0:
+                files[_COMMON] = _write(partial / _COMMON, dict(state.common))
+            name = f"rows-{rank}.pt"
+            files[name] = _write(partial / name, dict(state.rows))
+            counts = {key: len(rows) for key, rows in state.rows.items()}
+        except OSError as error:
+            problem = _cannot_write(partial, error)
+        raise_together(self._communicator, problem)
+        written = self._communicator.all_gather_object((files, counts))
+        try:
+            if rank == 0:
+                self._finish(partial, state, written)
+        except OSError as error:
+            problem = _cannot_write(partial, error)
+        raise_together(self._communicator, problem)
+
+    def _finish(self, partial: Path, state: TrainingState, written: Sequence[Any]) -> None:
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": state.step,
+            "facts": dict(state.facts),
+            "files": {name: facts for files, _ in written for name, facts in files.items()},
+            "rows": {key: [counts[key] for _, counts in written] for key in state.rows},
+        }
+        with (partial / _MANIFEST).open("w", encoding="utf-8") as file:
+            json.dump(manifest, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        target = self.folder(state.step)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        for step in self.steps()[:-_KEPT]:
+            shutil.rmtree(self.folder(step), ignore_errors=True)
+
+    def load(
+        self, step: int, facts: Mapping[str, Any], ranges: Mapping[str, tuple[int, int]]
+    ) -> TrainingState:
+        """The state of `step`, cut anew.
+
+        Args:
+            step: one of `steps()`.
+            facts: this run's; each must equal the checkpoint's.
+            ranges: [first, end) of the rows this rank wants of each cut tensor.
+
+        Raises:
+            FacetrainError: a damaged file, another format, or a run that differs.
+        """
+        folder = self.folder(step)
+        manifest = self._manifest(folder)
+        self._check_facts(folder, manifest["facts"], facts)
+        common = self._read(folder, _COMMON, manifest)
+        rows = {
+            key: self._read_rows(folder, key, counts, ranges[key.split("/")[0]], manifest)
+            for key, counts in manifest["rows"].items()
+        }
+        return TrainingState(manifest["step"], manifest["facts"], common, rows)
+
+    def _manifest(self, folder: Path) -> dict[str, Any]:
+        path = folder / _MANIFEST
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            known = manifest["format"] == FORMAT and manifest["version"] == VERSION
+            complete = all(isinstance(manifest[key], dict) for key in ("facts", "files", "rows"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(path, f"cannot be read ({error})") from error
+        if not (known and complete):
+            raise self._damaged(path, f"is not a version {VERSION} {FORMAT}")
+        return dict(manifest)
+
+    def _check_facts(
+        self, folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]
+    ) -> None:
+        differing = [
+            f"{key} is {stored.get(key)} there and {value} now"
+            for key, value in wanted.items()
+            if stored.get(key) != value
+        ]
+        if differing:
+            raise FacetrainError(
+                f"checkpoint {folder} is of another run: {'; '.join(differing)}; "
+                "resume with the same settings and data, or start anew without --resume"
+            )
+
+    def _read(self, folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        path = folder / name
+        expected = manifest["files"].get(name)
+        if expected is None:
+            raise self._damaged(path, "is not in the manifest")
+        try:
+            if path.stat().st_size != expected["bytes"]:
+                raise self._damaged(
+                    path, f"has {path.stat().st_size:,} bytes of {expected['bytes']:,}"
+                )
+            with path.open("rb") as file:
+                if _crc32(file) != expected["crc32"]:
+                    raise self._damaged(path, "has another content than was written")
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except OSError as error:
+            raise self._damaged(path, f"cannot be read ({error.strerror})") from error
+        return dict(loaded)
+
+    def _read_rows(
+        self,
+        folder: Path,
+        key: str,
+        counts: Sequence[int],
+        wanted: tuple[int, int],
+        manifest: Mapping[str, Any],
+    ) -> Tensor:
+        parts: list[Tensor] = []
+        first = 0
+        for rank, count in enumerate(counts):
+            start, end = max(wanted[0], first), min(wanted[1], first + count)
+            # A rank without rows still reads one file, for the tensor's shape and type.
+            if start < end or (wanted[0] >= wanted[1] and not parts):
+                part = self._read(folder, f"rows-{rank}.pt", manifest)[key]
+                parts.append(part[max(0, start - first) : max(0, end - first)])
+            first += count
+        return torch.cat(parts)
+
+    def _damaged(self, path: Path, what: str) -> FacetrainError:
+        others = [step for step in self.steps() if self.folder(step) != path.parent]
+        if others:
+            advice = f"delete {path.parent} to resume from step {others[-1]}"
+        else:
+            advice = "it is the only one: start anew without --resume"
+        return FacetrainError(f"checkpoint file {path} {what}; {advice}")
+
+
+def _write(path: Path, content: dict[str, Any]) -> dict[str, int]:
+    """Write and flush; the file's size in bytes and CRC-32."""
+    # Tensors that are views of a larger storage would take all of it along.
+    compact = {
+        key: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        for key, value in content.items()
+    }
+    with path.open("w+b") as file:
+        torch.save(compact, file)
+        file.flush()
+        os.fsync(file.fileno())
+        file.seek(0)
+        return {"bytes": os.fstat(file.fileno()).st_size, "crc32": _crc32(file)}
+
+
+def _crc32(file: BinaryIO) -> int:
+    crc = 0
+    while block := file.read(2**22):
+        crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    return (
+        f"checkpoint {path}: cannot be written ({error.strerror}); free space or choose another "
+        "folder with --out, then go on with --resume"
+    )

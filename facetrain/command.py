@@ -1,0 +1,156 @@
+"""From a command line to a running recipe: flags, one-line errors, local processes.
+
+A recipe ends with::
+
+    if __name__ == "__main__":
+        raise SystemExit(run_recipe(main, Flags, __file__))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import tyro
+
+from facetrain.config import RunConfig
+from facetrain.errors import EXIT_BAD_INPUT, FacetrainError
+
+EXIT_FAILURE = 1
+EXIT_STOPPED = 130
+
+
+class RecipeFlags(Protocol):
+    """Flags of a recipe: whatever it needs, and the run it configures."""
+
+    @property
+    def run(self) -> RunConfig: ...
+
+
+FlagsT = TypeVar("FlagsT")
+RecipeFlagsT = TypeVar("RecipeFlagsT", bound=RecipeFlags)
+
+
+class TrainingStopped(Exception):  # noqa: N818 - no error
+    """Training was asked to stop and has saved a checkpoint; the message says how to go on."""
+
+
+def run_recipe(
+    main: Callable[[RecipeFlagsT], None],
+    flags_type: type[RecipeFlagsT],
+    script: str,
+    arguments: Sequence[str] | None = None,
+    prog: str | None = None,
+) -> int:
+    """Run a recipe's `main`, in this process or in as many as its flags ask for.
+
+    Args:
+        main: the recipe; called in each rank with its flags.
+        flags_type: dataclass that becomes the flags; its field `run` is the `RunConfig`.
+        script: the recipe's file, run again in each process.
+        arguments: default: the command line's.
+        prog: name of the command in its help; default: the script's.
+
+    Returns:
+        Exit code: 0, 2 for bad input, 130 when stopped, 1 otherwise.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+
+    def run() -> int:
+        from facetrain.distributed.launch import launch
+        from facetrain.distributed.world import World
+
+        flags = parse_flags(flags_type, arguments, prog or Path(script).name)
+        flags.run.check()
+        if not World.from_environment().launched and flags.run.num_processes > 1:
+            return launch([sys.executable, script, *arguments], flags.run.num_processes)
+        main(flags)
+        return 0
+
+    return one_line_errors(run)
+
+
+def parse_flags(flags_type: type[FlagsT], arguments: Sequence[str], prog: str) -> FlagsT:
+    """The flags as a dataclass; `--help` prints them and exits.
+
+    Raises:
+        FacetrainError: unknown, missing or unreadable flags.
+    """
+    said = io.StringIO()
+    columns = os.environ.get("COLUMNS")
+    # tyro draws a box as wide as the terminal; a wide one keeps its sentences whole.
+    width = columns if {"-h", "--help"} & set(arguments) else "500"
+    os.environ["COLUMNS"] = width or str(shutil.get_terminal_size().columns)
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                tyro.conf.OmitArgPrefixes[flags_type],  # type: ignore[misc, valid-type]
+                args=list(arguments),
+                prog=prog,
+            )
+    except SystemExit as error:
+        if error.code == 0:
+            raise
+        raise FacetrainError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
+    finally:
+        if columns is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = columns
+
+
+def one_line_errors(run: Callable[[], int]) -> int:
+    """`run`'s exit code; bad input becomes one line on stderr and exit code 2."""
+    from facetrain.distributed.communicator import PeerLostError
+    from facetrain.distributed.launch import report_error
+    from facetrain.memory import MemoptError
+    from facetrain_datasets.errors import DatasetError
+
+    try:
+        return run()
+    except (FacetrainError, DatasetError, MemoptError) as error:
+        report_error(f"error: {error}")
+        return _leave(EXIT_BAD_INPUT)
+    except ImportError as error:
+        if ".so" not in str(error):
+            raise
+        report_error(f"error: a system library is missing ({error}); run `facetrain doctor`")
+        return _leave(EXIT_BAD_INPUT)
+    except PeerLostError as error:
+        report_error(f"error: {error}", secondary=True)
+        return _leave(EXIT_FAILURE)
+    except TrainingStopped as stopped:
+        print(stopped, flush=True)
+        return EXIT_STOPPED
+    except KeyboardInterrupt:
+        return _leave(EXIT_STOPPED)
+
+
+def _leave(code: int) -> int:
+    """The exit code; in a world of several, leave at once: peers may wait in a collective."""
+    from facetrain.distributed.world import World
+
+    if World.from_environment().world_size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _one_line(box: str) -> str:
+    """tyro's boxed message as one sentence, without the help text it repeats."""
+    lines = [re.sub(r"[│╭╮╰╯─]+", " ", line).strip() for line in box.splitlines()]
+    lines = [line for line in lines if line]
+    body = []
+    for line in lines[1:] or lines:
+        if line.startswith(("For full helptext", "Argument helptext", "Arguments similar")):
+            break
+        body.append(line)
+    return re.sub(r"\s+", " ", " ".join(body)).rstrip(". ")

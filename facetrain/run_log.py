@@ -1,0 +1,134 @@
+"""What a run shows and keeps: progress bar, metrics.jsonl, skipped.jsonl and TensorBoard.
+
+Only rank 0 has a `RunLog` that writes; the others get a silent one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+SKIPPED_FILE = "skipped.jsonl"
+_PLAIN_LINE_EVERY_S = 10.0
+
+
+class RunLog:
+    """Writes to `folder`, and to the terminal when `visible`.
+
+    Args:
+        folder: run folder; None = write nothing.
+        start_step: metrics of later steps, left by a run that was cut off, are dropped.
+    """
+
+    def __init__(self, folder: Path | None, *, visible: bool = True, start_step: int = 0) -> None:
+        self.console = Console(quiet=not visible, highlight=False, soft_wrap=True)
+        self._metrics: TextIO | None = None
+        self._board: SummaryWriter | None = None
+        self._folder = folder
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = [record for record in read_metrics(folder) if record["step"] <= start_step]
+        self._metrics = (folder / METRICS_FILE).open("w", encoding="utf-8")
+        for record in earlier:
+            print(json.dumps(record), file=self._metrics)
+        self._metrics.flush()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._board = SummaryWriter(folder / "tensorboard", purge_step=start_step + 1)
+
+    def say(self, text: str) -> None:
+        """A line to the user."""
+        self.console.print(text, markup=False)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep the values of one step."""
+        if self._metrics is not None:
+            print(json.dumps({"step": step, **values}), file=self._metrics, flush=True)
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def skipped(self, step: int, what: str, files: list[str]) -> None:
+        """Keep what was left out at a step, and say so."""
+        self.say(f"step {step}: {what}")
+        if self._folder is not None:
+            with (self._folder / SKIPPED_FILE).open("a", encoding="utf-8") as file:
+                print(json.dumps({"step": step, "what": what, "files": files}), file=file)
+
+    @contextlib.contextmanager
+    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Progress]:
+        """A bar on a terminal; elsewhere a line every ten seconds."""
+        bar = Progress(self.console, title, total, done)
+        with bar:
+            yield bar
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._board is not None:
+            self._board.close()
+
+
+class Progress(contextlib.AbstractContextManager["Progress"]):
+    """Progress of one piece of long work."""
+
+    def __init__(self, console: Console, title: str, total: int, done: int) -> None:
+        from rich import progress
+
+        self._console = console
+        self._title = title
+        self._total = total
+        self._done = done
+        self._printed_at = time.monotonic()
+        self._bar: progress.Progress | None = None
+        if console.is_terminal and not console.quiet:
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[note]}"),
+                progress.TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(title, total=total, completed=done, note="")
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, note: str = "") -> None:
+        """So many of the total are done; `note` stands beside the bar."""
+        self._done = done
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, note=note)
+        elif time.monotonic() - self._printed_at > _PLAIN_LINE_EVERY_S:
+            self._printed_at = time.monotonic()
+            self._console.print(f"{self._title} {done}/{self._total} {note}", markup=False)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Records of a run's metrics.jsonl, without a last line cut off by a kill."""
+    path = folder / METRICS_FILE
+    records = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                records.append(json.loads(line))
+    return records

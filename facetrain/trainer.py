@@ -1,0 +1,380 @@
+"""The one training loop: data-parallel backbone, class-sharded head, checkpoints, bad steps.
+
+    for each step:  exchange batch sizes -> per micro-batch: backbone forward, head forward (which
+    makes its gradients), backbone backward -> gradients summed over ranks -> clip -> SGD step
+
+Shapes: B rows of this rank in a micro-batch, N rows of all ranks and micro-batches of a step.
+The loss of a step is the mean over its N rows, however they are cut.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from facetrain.backbones import Backbone
+from facetrain.checkpoint import CheckpointFolder, TrainingState
+from facetrain.classifier import ShardedClassifier
+from facetrain.config import RunConfig
+from facetrain.distributed import Communicator
+from facetrain.distributed.gradients import GradientSum
+from facetrain.errors import FacetrainError
+from facetrain.memory import MemoryManager, format_bytes, peak_rss_bytes
+from facetrain.optim import (
+    Schedule,
+    build_optimizer,
+    optimizer_state,
+    restore_optimizer_state,
+    set_lr,
+)
+from facetrain.preprocessing import Preprocessing
+from facetrain.run_log import RunLog
+from facetrain.stop_request import StopRequest
+from facetrain.throughput import Clock, Interval
+
+_MOST_BAD_STEPS_IN_A_ROW = 20
+_INPUT_BOUND_SHARE = 0.3
+
+
+class Batch(Protocol):
+    """What the loader yields for one micro-batch of this rank."""
+
+    images: Tensor
+    """uint8 RGB [B, 3, H, W]; B may be 0."""
+    labels: Tensor
+    """int64 [B]."""
+    indices: Tensor
+    """int64 [B], the images' numbers in their source."""
+    skipped: list[str]
+    """One line for each image left out: file and reason."""
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Components:
+    """What a trainer works with, besides its config."""
+
+    backbone: Backbone
+    memory: MemoryManager
+    head: ShardedClassifier
+    preprocessing: Preprocessing
+    schedule: Schedule
+    communicator: Communicator
+    checkpoints: CheckpointFolder
+    log: RunLog
+    describe_image: Callable[[int], str]
+    """File name of an image, by its number in the source."""
+
+
+@dataclass
+class Totals:
+    """Counts of a run so far; in its checkpoints."""
+
+    skipped_images: int = 0
+    skipped_steps: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """How training ended."""
+
+    step: int
+    stopped: bool
+    """Ctrl-C or SIGTERM, before the last step; a checkpoint of `step` was saved."""
+    images_per_s: float
+    """Over all ranks, without checkpoints; 0 when no step was done."""
+    input_share: float
+    """Share of that time spent waiting for images."""
+    totals: Totals
+
+
+class Trainer:
+    """Trains until the schedule's last step, or until asked to stop."""
+
+    def __init__(self, config: RunConfig, parts: Components) -> None:
+        self._config = config
+        self._parts = parts
+        self._optimizer = build_optimizer(parts.backbone, parts.head, config.optim)
+        self._trained = {n: p for n, p in parts.backbone.named_parameters() if p.requires_grad}
+        self._gradient_sum = GradientSum(list(self._trained.values()), parts.communicator)
+        self._totals = Totals()
+        self._bad_steps_in_a_row = 0
+        self.step = 0
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint and a run that goes on from it must share."""
+        config, head = self._config, self._parts.head
+        return {
+            "backbone": config.model.backbone,
+            "embedding-size": config.model.embedding_size,
+            "margin": config.head.margin,
+            "classes": head.num_classes,
+            "global-batch-size": config.optim.global_batch_size,
+            "seed": config.seed,
+            "steps": self._parts.schedule.num_steps,
+        }
+
+    def save(self) -> None:
+        """Write a checkpoint of the current step; every rank calls it."""
+        parts = self._parts
+        average_buffers(parts.backbone, parts.communicator)
+        head = {"centers": parts.head.centers}
+        parts.checkpoints.save(
+            TrainingState(
+                self.step,
+                self.facts(),
+                common={
+                    **{f"backbone/{k}": v for k, v in parts.backbone.state_dict().items()},
+                    **{
+                        f"optimizer/{k}": v
+                        for k, v in optimizer_state(self._optimizer, self._trained).items()
+                    },
+                    "skipped_images": self._totals.skipped_images,
+                    "skipped_steps": self._totals.skipped_steps,
+                },
+                rows={
+                    "centers": parts.head.centers.detach(),
+                    **optimizer_state(self._optimizer, head),
+                },
+            )
+        )
+
+    def resume(self, step: int) -> None:
+        """Take over the checkpoint of `step`, whatever world size wrote it."""
+        parts = self._parts
+        head = parts.head
+        rows = (head.first_class, head.first_class + len(head.centers))
+        state = parts.checkpoints.load(step, self.facts(), {"centers": rows})
+        backbone = _with_prefix(state.common, "backbone/")
+        parts.backbone.load_state_dict(backbone)
+        restore_optimizer_state(
+            self._optimizer, self._trained, _with_prefix(state.common, "optimizer/")
+        )
+        with torch.no_grad():
+            head.centers.copy_(state.rows["centers"])
+        centers_state = {key: value for key, value in state.rows.items() if key != "centers"}
+        restore_optimizer_state(self._optimizer, {"centers": head.centers}, centers_state)
+        self._totals = Totals(state.common["skipped_images"], state.common["skipped_steps"])
+        self.step = state.step
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def fit(self, batches: Iterable[Batch]) -> TrainingOutcome:
+        """Do the steps from `self.step` on.
+
+        Args:
+            batches: this rank's micro-batches, from the current step on.
+        """
+        parts, optim = self._parts, self._config.optim
+        num_steps = parts.schedule.num_steps
+        first_step = self.step
+        stream = iter(batches)
+        clock = Clock()
+        interval = Interval()
+        with (
+            StopRequest() as stop,
+            parts.log.progress("training", num_steps, first_step) as progress,
+        ):
+            while self.step < num_steps and not stop.agreed:
+                started = time.perf_counter()
+                micro_batches = [next(stream) for _ in range(optim.micro_batches)]
+                waited = time.perf_counter() - started
+                loss, num_rows = self._do_step(micro_batches, stop, measured=self.step == 1)
+                self.step += 1
+                elapsed = time.perf_counter() - started
+                clock.add(elapsed, waited, num_rows, counted=self.step > first_step + 2)
+                interval.add(loss, elapsed, num_rows)
+                if self.step % self._config.log_every == 0 or self.step == num_steps:
+                    self._log_interval(interval)
+                    interval = Interval()
+                progress.update(self.step, self._note(loss, clock))
+                last = self.step == num_steps or stop.agreed
+                if last or self.step % self._config.checkpoint_every == 0:
+                    self.save()
+        if clock.input_share > _INPUT_BOUND_SHARE:
+            parts.log.say(
+                f"input-bound: {clock.input_share:.0%} of the time went to waiting for images; "
+                "raise --num-workers"
+            )
+        return TrainingOutcome(
+            self.step,
+            stopped=self.step < num_steps,
+            images_per_s=clock.images_per_s,
+            input_share=clock.input_share,
+            totals=self._totals,
+        )
+
+    def _do_step(
+        self, micro_batches: Sequence[Batch], stop: StopRequest, *, measured: bool
+    ) -> tuple[float, int]:
+        """One optimizer step; the loss of its N rows, and N."""
+        parts = self._parts
+        lonely = [len(batch) == 1 for batch in micro_batches]
+        sizes = [
+            0 if alone else len(batch) for batch, alone in zip(micro_batches, lonely, strict=True)
+        ]
+        counts = self._exchange([*sizes, sum(len(b.skipped) for b in micro_batches)], stop)
+        num_rows = sum(sum(row) for row in counts[:-1])
+        self._note_skipped(micro_batches, lonely, sum(counts[-1]))
+        if num_rows == 0:
+            return math.nan, 0
+
+        step_seed = (self._config.seed * 1_000_003 + self.step) * 4096 + parts.communicator.rank
+        torch.manual_seed(step_seed % 2**63)
+        buffers = [buffer.clone() for buffer in parts.backbone.buffers()]
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=parts.communicator.device)
+        with parts.memory.measure() if measured else nullcontext() as live:
+            for index, batch in enumerate(micro_batches):
+                last = index == len(micro_batches) - 1
+                with self._gradient_sum if last else nullcontext():
+                    loss += self._do_micro_batch(
+                        batch,
+                        sizes[index],
+                        counts[index],
+                        num_rows,
+                        not_counted=nullcontext if live is None else live.paused,
+                    )
+        limit = self._config.optim.max_gradient_norm or math.inf
+        norm = nn.utils.clip_grad_norm_(list(self._trained.values()), limit)
+        value = loss.item()
+        if not (math.isfinite(value) and math.isfinite(norm.item())):
+            # The same on every rank: the loss and the gradients are sums over all of them.
+            for buffer, before in zip(parts.backbone.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+            self._skip_step(micro_batches, value, norm.item())
+            return math.nan, num_rows
+        self._bad_steps_in_a_row = 0
+        set_lr(self._optimizer, parts.schedule.lr(self.step))
+        self._optimizer.step()
+        return value, num_rows
+
+    def _do_micro_batch(
+        self,
+        batch: Batch,
+        size: int,
+        counts: Sequence[int],
+        num_rows: int,
+        *,
+        not_counted: Callable[[], AbstractContextManager[Any]],
+    ) -> Tensor:
+        """Forward and backward; this micro-batch's part of the step's loss.
+
+        Args:
+            size: rows to use, all of the batch or none: without one, this rank only takes part
+                in the head's collectives.
+            not_counted: entered around the input and the head, which are not the backbone's.
+        """
+        parts = self._parts
+        device = parts.communicator.device
+        with not_counted():
+            images = parts.preprocessing.normalise(batch.images.to(device, non_blocking=True))
+            labels = batch.labels[:size].to(device)
+        if size:
+            embeddings = parts.memory.forward(images)
+        else:
+            embeddings = torch.zeros((0, parts.backbone.embedding_size), device=device)
+        with not_counted():
+            # A leaf of its own, so that the head's memory is free before backward begins.
+            leaf = embeddings.detach().requires_grad_()
+            loss: Tensor = parts.head(leaf, labels, counts=counts, num_rows=num_rows)
+            loss.backward()
+        if size:
+            embeddings.backward(leaf.grad)
+        return loss.detach()
+
+    def _exchange(self, sizes: Sequence[int], stop: StopRequest) -> list[list[int]]:
+        """Every rank's `sizes`, [len(sizes)][rank]; also agrees on stopping. 8 bytes each."""
+        communicator = self._parts.communicator
+        own = torch.tensor([[*sizes, stop.requested]], dtype=torch.int64)
+        rows = communicator.all_gather(own.to(communicator.device), [1] * communicator.world_size)
+        columns = rows.T.tolist()
+        stop.agreed = any(columns[-1])
+        return columns[:-1]
+
+    # --- what went wrong -------------------------------------------------------------------------
+
+    def _note_skipped(
+        self, micro_batches: Sequence[Batch], lonely: Sequence[bool], num_skipped: int
+    ) -> None:
+        """Count and name images that could not be read, and rows left alone by them."""
+        if not num_skipped:
+            return
+        lines = [line for batch in micro_batches for line in batch.skipped]
+        lines += [
+            f"{name}: alone in its micro-batch, which BatchNorm cannot use"
+            for batch, alone in zip(micro_batches, lonely, strict=True)
+            for name in (self._names(batch) if alone else [])
+        ]
+        everyone = self._parts.communicator.all_gather_object(lines)
+        files = [line for rank_lines in everyone for line in rank_lines]
+        self._totals.skipped_images += len(files)
+        self._parts.log.skipped(self.step, f"{len(files)} images skipped, {files[0]}", files)
+
+    def _skip_step(self, micro_batches: Sequence[Batch], loss: float, norm: float) -> None:
+        """Count a step whose loss or gradient is not finite, and name its images."""
+        names = [name for batch in micro_batches for name in self._names(batch)]
+        everyone = self._parts.communicator.all_gather_object(names)
+        files = [name for rank_names in everyone for name in rank_names]
+        self._totals.skipped_steps += 1
+        self._bad_steps_in_a_row += 1
+        what = (
+            f"step skipped: loss {loss:g}, gradient norm {norm:g}; its {len(files)} images "
+            f"(first {files[0]}) are listed in skipped.jsonl"
+        )
+        self._parts.log.skipped(self.step, what, files)
+        if self._bad_steps_in_a_row == _MOST_BAD_STEPS_IN_A_ROW:
+            raise FacetrainError(
+                f"loss or gradient not finite in {_MOST_BAD_STEPS_IN_A_ROW} steps in a row, the "
+                f"last at step {self.step}: lower --lr or raise --warmup-epochs, then start again "
+                "from the last checkpoint with --resume"
+            )
+
+    def _names(self, batch: Batch) -> list[str]:
+        return [self._parts.describe_image(index) for index in batch.indices.tolist()]
+
+    # --- what is shown ---------------------------------------------------------------------------
+
+    def _note(self, loss: float, clock: Clock) -> str:
+        memory = format_bytes(peak_rss_bytes())
+        return f"loss {loss:.3f}  {clock.images_per_s:.0f} img/s  {memory}"
+
+    def _log_interval(self, interval: Interval) -> None:
+        values = {
+            "lr": self._parts.schedule.lr(self.step - 1),
+            "images_per_s": interval.images_per_s,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+        if math.isfinite(interval.mean_loss):
+            values["loss"] = interval.mean_loss
+        self._parts.log.metrics(self.step, values)
+
+
+def average_buffers(module: nn.Module, communicator: Communicator) -> None:
+    """Set floating-point buffers (BatchNorm statistics) to their mean over ranks, in place.
+
+    Each rank saw its own rows; the mean is the better estimate, and the same on every rank. Being
+    linear in the batches seen, the statistics do not depend on how often this is done. One
+    all-reduce of all buffers.
+    """
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    if communicator.world_size == 1 or not buffers:
+        return
+    flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+    communicator.all_reduce(flat).div_(communicator.world_size)
+    for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
+        buffer.copy_(mean.view_as(buffer))
+
+
+def _with_prefix(values: Any, prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}

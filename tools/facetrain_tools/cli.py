@@ -1,0 +1,54 @@
+"""The `facetrain` command: `facetrain train|eval|doctor ...`.
+
+A command is a function (arguments, prog) -> exit code in a module of its own, imported when called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": ("facetrain_tools.train", "run a training recipe: quickstart, lfw"),
+    "eval": ("facetrain_tools.eval", "evaluate a model: verification"),
+    "doctor": ("facetrain_tools.doctor", "check this machine and say what to do"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code, 2 for bad input."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, *rest = arguments
+    if name == "--version":
+        from importlib.metadata import version
+
+        print(f"facetrain {version('facetrain')}")
+        return 0
+    if name not in COMMANDS:
+        print(
+            f"error: facetrain {name}: no such command; use one of {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
+        return 2
+    code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+    return code
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: facetrain COMMAND ... (each with --help), or facetrain --version",
+            "",
+            *lines,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
