@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from facetrain.backbones import BACKBONES, Backbone, build_backbone
-from facetrain.errors import FacetrainError
 from facetrain.memory import MemoryManager, format_bytes, profile_backbone
 from memopt.errors import MemoptError
 
@@ -43,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     backbone = build_backbone(options.backbone, embedding_size=512).train()
-    backbone = backbone.to(memory_format=torch.channels_last)
+    backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(options.batch_size, 3, 112, 112)
     images = images.contiguous(memory_format=torch.channels_last)
 
@@ -59,8 +58,8 @@ def main() -> None:
             managers[share] = MemoryManager.fit(
                 backbone, images, int(plain_bytes * share), profile=profile
             )
-        except (FacetrainError, MemoptError) as error:
-            print(error)
+        except MemoptError as too_small:
+            print(too_small)
             break
 
     seconds = dict.fromkeys(managers, float("inf"))
@@ -81,10 +80,10 @@ def main() -> None:
         assert report.predicted_peak_bytes is not None
         assert report.measured_peak_bytes is not None
         assert report.predicted_overhead is not None
-        error = report.predicted_peak_bytes / report.measured_peak_bytes - 1
+        excess = report.predicted_peak_bytes / report.measured_peak_bytes - 1
         print(
             f"{share:6.0%}  {format_bytes(report.predicted_peak_bytes):>9}  "
-            f"{format_bytes(report.measured_peak_bytes):>9}  {error:+7.3%}  "
+            f"{format_bytes(report.measured_peak_bytes):>9}  {excess:+7.3%}  "
             f"{len(report.recomputed):4d} of {report.num_segments:2d}  "
             f"{report.predicted_overhead:+13.1%}  {seconds[share] / seconds[1.0] - 1:+13.1%}"
         )
