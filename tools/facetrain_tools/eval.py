@@ -1,0 +1,208 @@
+"""`facetrain eval verification --model X --data DIR --pairs FILE`: how good a model is.
+
+Prints the accuracy, TAR at FAR with thresholds, and everything the figures depend on: colour order,
+normalisation, flip, distance, folds. With `--out` it also writes report.html and results.json.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from facetrain.command import one_line_errors, parse_flags
+from facetrain.device import choose_device
+from facetrain.embedder import embed_images, load_embedder
+from facetrain.errors import FacetrainError
+from facetrain.evaluation import VerificationResult, verify
+from facetrain.report import Facts, Figure, Section, Table, plots, write_atomically, write_page
+from facetrain.report.tables import percent, tar_table, threshold_table
+from facetrain_datasets.decoded_images import DecodedImages
+from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
+
+REPORT_FILE = "report.html"
+RESULTS_FILE = "results.json"
+
+_DEFAULT_FOLDS = 10
+
+
+@dataclass(frozen=True)
+class VerificationFlags:
+    """Verify the pairs of an LFW pair list: are both faces of one person?"""
+
+    model: Path
+    """An .onnx file, the model.pt of a run, a run folder, or (with --backbone) a state dict."""
+    data: Path
+    """Folder of aligned 112x112 images, one folder per person."""
+    pairs: Path
+    """Pair list in LFW's format, such as pairs.txt."""
+    flip: bool = False
+    """Add the embedding of the mirrored face."""
+    color: Literal["rgb", "bgr"] | None = None
+    """Channel order the model is fed; default: what its file says, RGB where it says nothing."""
+    backbone: str | None = None
+    """Name of the backbone when --model is a state dict of arcface_torch."""
+    folds: int | None = None
+    """Folds of the accuracy; default: the list's, 10 where it has none."""
+    batch_size: int = 64
+    """Images per forward pass."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where a PyTorch model runs; auto is a GPU where there is one."""
+    allow_grey: bool = False
+    """Take grey images, their one channel repeated; otherwise they are refused."""
+    out: Path | None = None
+    """Folder for report.html and results.json."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the evaluation named first; the rest are its flags."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, *rest = arguments
+
+    def run() -> int:
+        if name != "verification":
+            raise FacetrainError(f"facetrain eval {name}: no such evaluation; use verification")
+        return run_verification(parse_flags(VerificationFlags, rest, "facetrain eval verification"))
+
+    return one_line_errors(run)
+
+
+def usage() -> str:
+    return (
+        "usage: facetrain eval verification --model FILE --data DIR --pairs FILE [flags]\n"
+        "\n"
+        "  verification  pairs of an LFW pair list (--help lists its flags)"
+    )
+
+
+def run_verification(flags: VerificationFlags) -> int:
+    """Evaluates, prints, and writes the report if asked to; the exit code.
+
+    Raises:
+        FacetrainError, DatasetError: bad input, in one line.
+    """
+    pair_list = read_lfw_pairs(flags.pairs)
+    pairs = pair_list.resolve(flags.data)
+    embedder = load_embedder(
+        flags.model,
+        device=choose_device(flags.device, local_rank=0),
+        color=flags.color,
+        backbone=flags.backbone,
+    )
+    images = DecodedImages.of_paths(
+        pairs.paths,
+        image_size=embedder.preprocessing.image_size,
+        allow_grey=flags.allow_grey,
+    )
+    started = time.perf_counter()
+    with _progress("embedding", len(images)) as progress:
+        embeddings = embed_images(
+            embedder, images, batch_size=flags.batch_size, flip=flags.flip, progress=progress
+        )
+    images_per_s = len(images) / (time.perf_counter() - started)
+    num_folds = flags.folds or (pairs.num_folds if pairs.num_folds > 1 else _DEFAULT_FOLDS)
+    result = verify(embeddings, pairs.left, pairs.right, pairs.is_same, num_folds)
+    facts = Facts(
+        {
+            "model": f"{flags.model} ({embedder.describe()})",
+            "pairs": f"{flags.pairs} ({len(pairs):,} pairs of {len(images):,} images)",
+            "preprocessing": embedder.preprocessing.describe(),
+            "flip": "f(x) + f(mirrored x)" if flags.flip else "no",
+            "distance": "squared L2 of unit embeddings, d = 2 - 2 cos",
+            "folds": f"{num_folds}, {result.fold_rule}",
+            "speed": f"{images_per_s:,.0f} img/s",
+        }
+    )
+    print(
+        "\n\n".join(
+            [
+                facts.to_text(),
+                accuracy_table(result).to_text(),
+                threshold_table(result.scores).to_text(),
+            ]
+        )
+    )
+    if flags.out is not None:
+        write_report(flags, result, facts)
+        print(f"\nreport  {(flags.out / REPORT_FILE).resolve()}")
+    return 0
+
+
+def accuracy_table(result: VerificationResult) -> Table:
+    """The headline: accuracy over the folds, EER, AUC and the best threshold."""
+    return Table(
+        header=("accuracy", "+-", "EER", "AUC", "best cosine", "best squared L2"),
+        rows=[
+            (
+                percent(result.accuracy),
+                percent(result.accuracy_std),
+                percent(result.scores.eer),
+                f"{result.scores.auc:.4f}",
+                f"{result.threshold_cosine:.4f}",
+                f"{result.threshold_squared_l2:.4f}",
+            )
+        ],
+        caption=f"accuracy: mean and standard deviation of {len(result.folds.accuracies)} folds; "
+        "best: the threshold with the highest accuracy on all pairs",
+    )
+
+
+def write_report(flags: VerificationFlags, result: VerificationResult, facts: Facts) -> None:
+    """Writes report.html and results.json into `flags.out`."""
+    assert flags.out is not None
+    scores = result.scores
+    write_page(
+        flags.out / REPORT_FILE,
+        f"Verification of {flags.model.name}",
+        [
+            Section("Result", [accuracy_table(result), tar_table({flags.model.name: scores})]),
+            Section(
+                "Curves",
+                [
+                    Figure(
+                        plots.roc_curves({flags.model.name: scores.roc}),
+                        "ROC: share of genuine pairs accepted (TAR) over share of impostor pairs "
+                        "accepted (FAR)",
+                    ),
+                    Figure(
+                        plots.score_histogram(
+                            scores.genuine, scores.impostor, result.threshold_cosine
+                        ),
+                        "Scores of all pairs, and the threshold with the highest accuracy",
+                    ),
+                ],
+            ),
+            Section("Thresholds", [threshold_table(scores)]),
+            Section("What was used", [facts]),
+        ],
+        summary=f"{percent(result.accuracy)} +- {percent(result.accuracy_std)} on "
+        f"{flags.pairs.name}",
+    )
+    content = {
+        "flags": {name: _plain(value) for name, value in asdict(flags).items()},
+        "used": dict(facts.values),
+        **result.to_dict(),
+    }
+    write_atomically(flags.out / RESULTS_FILE, json.dumps(content, indent=1) + "\n")
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr while it lasts, where stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
