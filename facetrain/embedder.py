@@ -212,6 +212,8 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
         "state_dict": dict,
     }
     wrong = [name for name, kind in fields.items() if not isinstance(content.get(name), kind)]
+    if not wrong and not all(isinstance(v, Tensor) for v in content["state_dict"].values()):
+        wrong = ["state_dict"]
     if wrong:
         raise FacetrainError(
             f"model file {path}: no usable {', '.join(wrong)}; write it again with save_model"

@@ -151,6 +151,7 @@ def test_pickle_that_would_run_code_is_refused(
         ({"format": "other"}, "not a facetrain model"),
         ({"version": 2}, "format version 2"),
         ({"state_dict": None}, "no usable state_dict"),
+        ({"state_dict": {"conv_sep.layers.0.weight": 3}}, "no usable state_dict"),
         ({"backbone": "resnet"}, "'resnet' is unknown"),
         ({"backbone": "mobilefacenet_small"}, "another shape"),
         ({"embedding_size": 17}, "another shape"),
