@@ -36,7 +36,7 @@ class Expression:
             smile=smile,
             jaw_drop=jaw_drop,
             brow_raise=max(-0.8, view.brow_raise),
-            eye_open=identity.eye_open * (0.05 if view.blink > 0.96 else view.eye_open)
+            eye_open=identity.eye_open * (0.05 if view.blink > 0.97 else view.eye_open)
             - 0.7 * smile * view.eye_open,
             mouth_width=identity.mouth_width + 2.2 * smile - 0.12 * jaw_drop,
             corner_y=identity.mouth_y + identity.mouth_corner - 2.4 * smile + 0.3 * jaw_drop,

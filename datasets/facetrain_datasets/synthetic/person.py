@@ -91,39 +91,39 @@ class Identity:
 class View:
     """One photo of a person: pose, expression, light, camera. Angles in radians."""
 
-    yaw: float = span(-0.40, 0.40)
-    pitch: float = span(-0.20, 0.20)
-    roll: float = span(-0.04, 0.04)  # what alignment leaves over
-    zoom: float = span(0.96, 1.04)
+    yaw: float = span(-0.32, 0.32)
+    pitch: float = span(-0.14, 0.14)
+    roll: float = span(-0.03, 0.03)  # what alignment leaves over
+    zoom: float = span(0.975, 1.025)
 
-    smile: float = span(-0.5, 1.0)
-    mouth_open: float = span(-1.2, 1.0)
-    brow_raise: float = span(-1.2, 2.5)
+    smile: float = span(-0.6, 0.8)
+    mouth_open: float = span(-2.0, 0.8)
+    brow_raise: float = span(-1.0, 1.8)
     eye_open: float = span(0.7, 1.1)
-    blink: float = span(0.0, 1.0)  # closed above 0.96
-    gaze_x: float = span(-0.55, 0.55)
-    gaze_y: float = span(-0.25, 0.25)
+    blink: float = span(0.0, 1.0)  # closed above 0.97
+    gaze_x: float = span(-0.45, 0.45)
+    gaze_y: float = span(-0.2, 0.2)
 
     key_azimuth: float = span(-1.15, 1.15)
-    key_elevation: float = span(-0.35, 1.1)
+    key_elevation: float = span(-0.2, 0.9)
     key: float = span(0.45, 1.2)
     key_warmth: float = span(-1.0, 1.0)
     fill: float = span(0.3, 0.8)
     fill_warmth: float = span(-1.0, 1.0)
     shine: float = span(0.0, 0.35)
 
-    exposure: float = span(-0.6, 0.3)  # stops
+    exposure: float = span(-0.75, 0.4)  # stops
     gamma: float = span(0.75, 1.3)
-    cast_red: float = span(-0.22, 0.22)
-    cast_blue: float = span(-0.30, 0.30)
+    cast_red: float = span(-0.28, 0.28)
+    cast_blue: float = span(-0.36, 0.36)
     saturation: float = span(0.45, 1.15)
     haze: float = span(-0.12, 0.15)
-    blur: float = span(-0.6, 1.1)  # deviation in pixels, sharp below 0.3
+    blur: float = span(-0.8, 1.0)  # deviation in pixels, sharp below 0.3
     motion: float = span(-6.0, 4.5)  # length in pixels, none below 2
     motion_angle: float = span(0.0, 3.1416)
     noise: float = span(0.0, 8.0)  # grey levels
 
-    wears_glasses: float = span(0.0, 1.0)
+    wears_glasses: float = span(0.0, 1.0)  # left off above 0.95
     shave: float = span(0.6, 1.1)
-    sunglasses: float = span(0.0, 1.0)  # worn above 0.97
-    occlusion: float = span(0.0, 1.0)  # an object in front above 0.94
+    sunglasses: float = span(0.0, 1.0)  # worn above 0.98
+    occlusion: float = span(0.0, 1.0)  # an object in front above 0.95

@@ -37,7 +37,7 @@ class FaceRenderer:
         rng = np.random.default_rng((_PERSON, identity_seed))
         self._seed = identity_seed
         self.size = size
-        self.identity = draw(Identity, rng)
+        self.identity = draw(Identity, rng, extremes=True)
         self._skin = paint.paint_skin(self.identity, rng)
 
     def render(self, sample_seed: int) -> np.ndarray:
@@ -52,12 +52,12 @@ class FaceRenderer:
         height = head.heights(who, face, wider=4.0)
         turn = camera.rotation(view)
         points = head.five_points(who, face, height) @ turn.T
-        noisy = points[:, :2] + rng.normal(0.0, 0.5, (5, 2))
+        noisy = points[:, :2] + rng.normal(0.0, 0.4, (5, 2))
         align = camera.alignment(noisy, view.zoom, view.roll)
 
         painted = paint.paint_face(who, skin, face, view)
-        dark = view.sunglasses > 0.97
-        if dark or (who.glasses > 0.0 and view.wears_glasses < 0.9):
+        dark = view.sunglasses > 0.98
+        if dark or (who.glasses > 0.0 and view.wears_glasses < 0.95):
             paint.draw_glasses(painted, who, dark)
         shade = shading(height, turn, view)
         lit = cv2.multiply(painted, cv2.resize(shade, painted.shape[:2]), scale=1 / _SHADE_ONE)
@@ -76,7 +76,7 @@ class FaceRenderer:
             borderMode=cv2.BORDER_REFLECT,
         )
         image = canvas.blend(behind, front_mask, front)
-        if view.occlusion > 0.94:
+        if view.occlusion > 0.95:
             image = camera.occlude(image, rng)
         return camera.sensor(camera.lens(image, view), view, rng)
 
