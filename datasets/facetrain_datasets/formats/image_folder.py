@@ -22,8 +22,8 @@ class ImageFolder:
     Args:
         root: the folder that holds one folder per identity.
         exclude: names of identities to leave out, such as those of a test protocol.
-        min_images: identities with fewer images are left out. With 1, the default, an identity
-            folder without an image is an error instead: it is a mistake, not a choice.
+        min_images: identities with fewer images are left out. An identity folder without any
+            image is an error all the same: it is a mistake, not a choice.
 
     Attributes:
         root: as given.
@@ -58,7 +58,7 @@ class ImageFolder:
                 self.num_excluded += 1
                 continue
             names = _image_names(self.root / folder)
-            if not names and min_images == 1:
+            if not names:
                 raise DatasetError(
                     f"{self.root / folder}: identity folder without images "
                     f"({', '.join(sorted(IMAGE_SUFFIXES))}); add images or remove the folder"

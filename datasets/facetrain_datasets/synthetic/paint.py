@@ -61,7 +61,7 @@ def paint_skin(who: Identity, rng: np.random.Generator) -> Skin:
     """Paints what stays: skin texture, marks, wrinkles, hair."""
     color = _ramp(_SKIN, who.melanin) * (1.0, 1.0 - 0.05 * who.redness, 1.0 - 0.08 * who.redness)
     hair = _ramp(_HAIR, who.hair_darkness) * (1.0, 1.0 - 0.2 * who.hair_red, 1 - 0.4 * who.hair_red)
-    base = _textured(color, rng, fine=5.0, coarse=9.0)
+    base = _textured(color, rng, fine=5.0, coarse=13.0)
     _marks(base, who, color, rng)
     base = cv2.GaussianBlur(base, (3, 3), 0.6)
     streaks = cv2.blur(rng.standard_normal((PIXELS, PIXELS)).astype(np.float32), (1, 13))

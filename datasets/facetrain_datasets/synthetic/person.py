@@ -66,7 +66,7 @@ class Identity:
     melanin: float = span(0.1, 0.85)
     redness: float = span(0.0, 1.0)
     freckles: float = span(-1.0, 1.0)  # none below 0.3
-    num_moles: float = span(0.0, 6.0)
+    num_moles: float = span(0.0, 8.0)
     wrinkles: float = span(-0.6, 1.0)  # none below 0
     folds: float = span(0.0, 1.0)
     stubble: float = span(-1.0, 1.0)  # none below 0
@@ -91,21 +91,21 @@ class Identity:
 class View:
     """One photo of a person: pose, expression, light, camera. Angles in radians."""
 
-    yaw: float = span(-0.32, 0.32)
-    pitch: float = span(-0.14, 0.14)
-    roll: float = span(-0.03, 0.03)  # what alignment leaves over
-    zoom: float = span(0.975, 1.025)
+    yaw: float = span(-0.28, 0.28)
+    pitch: float = span(-0.09, 0.09)
+    roll: float = span(-0.025, 0.025)  # what alignment leaves over
+    zoom: float = span(0.985, 1.015)
 
-    smile: float = span(-0.6, 0.8)
-    mouth_open: float = span(-2.0, 0.8)
+    smile: float = span(-0.6, 0.7)
+    mouth_open: float = span(-2.5, 0.7)
     brow_raise: float = span(-1.0, 1.8)
     eye_open: float = span(0.7, 1.1)
     blink: float = span(0.0, 1.0)  # closed above 0.97
     gaze_x: float = span(-0.45, 0.45)
     gaze_y: float = span(-0.2, 0.2)
 
-    key_azimuth: float = span(-1.15, 1.15)
-    key_elevation: float = span(-0.2, 0.9)
+    key_azimuth: float = span(-1.1, 1.1)
+    key_elevation: float = span(-0.1, 0.8)
     key: float = span(0.45, 1.2)
     key_warmth: float = span(-1.0, 1.0)
     fill: float = span(0.3, 0.8)
@@ -114,16 +114,15 @@ class View:
 
     exposure: float = span(-0.75, 0.4)  # stops
     gamma: float = span(0.75, 1.3)
-    cast_red: float = span(-0.28, 0.28)
+    cast_red: float = span(-0.22, 0.22)
     cast_blue: float = span(-0.36, 0.36)
     saturation: float = span(0.45, 1.15)
     haze: float = span(-0.12, 0.15)
     blur: float = span(-0.8, 1.0)  # deviation in pixels, sharp below 0.3
-    motion: float = span(-6.0, 4.5)  # length in pixels, none below 2
+    motion: float = span(-6.0, 4.0)  # length in pixels, none below 2
     motion_angle: float = span(0.0, 3.1416)
     noise: float = span(0.0, 8.0)  # grey levels
 
-    wears_glasses: float = span(0.0, 1.0)  # left off above 0.95
     shave: float = span(0.6, 1.1)
     sunglasses: float = span(0.0, 1.0)  # worn above 0.98
     occlusion: float = span(0.0, 1.0)  # an object in front above 0.95

@@ -52,12 +52,12 @@ class FaceRenderer:
         height = head.heights(who, face, wider=4.0)
         turn = camera.rotation(view)
         points = head.five_points(who, face, height) @ turn.T
-        noisy = points[:, :2] + rng.normal(0.0, 0.4, (5, 2))
+        noisy = points[:, :2] + rng.normal(0.0, 0.3, (5, 2))
         align = camera.alignment(noisy, view.zoom, view.roll)
 
         painted = paint.paint_face(who, skin, face, view)
         dark = view.sunglasses > 0.98
-        if dark or (who.glasses > 0.0 and view.wears_glasses < 0.95):
+        if dark or who.glasses > 0.0:
             paint.draw_glasses(painted, who, dark)
         shade = shading(height, turn, view)
         lit = cv2.multiply(painted, cv2.resize(shade, painted.shape[:2]), scale=1 / _SHADE_ONE)
