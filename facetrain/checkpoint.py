@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
@@ -197,6 +198,8 @@ class CheckpointFolder:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except OSError as error:
             raise self._damaged(path, f"cannot be read ({error.strerror})") from error
+        except (pickle.UnpicklingError, RuntimeError) as error:
+            raise self._damaged(path, "holds more than tensors and plain values") from error
         return dict(loaded)
 
     def _read_rows(

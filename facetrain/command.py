@@ -39,7 +39,7 @@ RecipeFlagsT = TypeVar("RecipeFlagsT", bound=RecipeFlags)
 
 
 class TrainingStopped(Exception):  # noqa: N818 - no error
-    """Training was asked to stop and has saved a checkpoint; the message says how to go on."""
+    """Training was asked to stop and has saved a checkpoint."""
 
 
 def run_recipe(
@@ -126,8 +126,7 @@ def one_line_errors(run: Callable[[], int]) -> int:
     except PeerLostError as error:
         report_error(f"error: {error}", secondary=True)
         return _leave(EXIT_FAILURE)
-    except TrainingStopped as stopped:
-        print(stopped, flush=True)
+    except TrainingStopped:
         return EXIT_STOPPED
     except KeyboardInterrupt:
         return _leave(EXIT_STOPPED)

@@ -127,6 +127,7 @@ class RunConfig:
         from facetrain.distributed.launch import most_processes
         from facetrain.margins import MARGINS
         from facetrain.memory import parse_bytes
+        from facetrain_datasets.transforms import TRANSFORMS
 
         found: list[str] = []
 
@@ -171,6 +172,8 @@ class RunConfig:
         norm = optim.max_gradient_norm
         allow("max-gradient-norm", norm, norm >= 0, "0 (never) or more")
         allow("num-workers", data.num_workers, data.num_workers >= 0, "0 or more")
+        for transform in data.transforms:
+            choice("transforms", transform, TRANSFORMS)
         choice("bad-images", data.bad_images, BAD_IMAGE_POLICIES)
         most = most_processes()
         allow(

@@ -135,6 +135,7 @@ class MemoryManager:
         autocast_dtype: torch.dtype | None = None,
         accumulates: bool = False,
         profile: ChainProfile | None = None,
+        reserved_bytes: int = 0,
     ) -> MemoryManager:
         """Plans for batches up to the size of the example.
 
@@ -146,6 +147,7 @@ class MemoryManager:
             autocast_dtype: run the backbone under autocast to this type. `forward` enters autocast
                 itself: an outer region would cache cast weights that nobody planned.
             accumulates: gradients of earlier micro-batches exist when a forward pass starts.
+            reserved_bytes: of the budget, see `plan_segments`.
             profile: what `profile_backbone` measured, on rank 0 and then broadcast, so that every
                 rank makes the same plan; measured here when None.
 
@@ -160,7 +162,8 @@ class MemoryManager:
             profile = profile_backbone(
                 backbone, example_images, autocast_dtype=autocast_dtype, accumulates=accumulates
             )
-        return cls(backbone, profile, plan_segments(profile, budget_bytes), autocast_dtype)
+        plan = plan_segments(profile, budget_bytes, reserved_bytes)
+        return cls(backbone, profile, plan, autocast_dtype)
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings [B, D] of normalised images [B, 3, H, W].

@@ -22,6 +22,7 @@ from facetrain.command import TrainingStopped
 from facetrain.config import RunConfig
 from facetrain.device import choose_device, choose_precision
 from facetrain.distributed import Communicator, World, connect, on_first_rank
+from facetrain.distributed.gradients import largest_bucket_bytes
 from facetrain.embedder import MODEL_FILE, Embedder, TorchEmbedder, save_model
 from facetrain.evaluation.baselines import PixelPca
 from facetrain.evaluation.task import EvaluationTask, SystemResult, embed_over_ranks
@@ -30,8 +31,9 @@ from facetrain.memory import MemoryManager, parse_bytes, profile_backbone
 from facetrain.optim import Schedule
 from facetrain.preflight import check_sizes, load_dataset
 from facetrain.preprocessing import Preprocessing
+from facetrain.report.page import write_atomically
 from facetrain.report.training import TrainingReport, summary, write_training_report
-from facetrain.run_folder import choose_run_folder
+from facetrain.run_folder import CHECKPOINTS, choose_run_folder
 from facetrain.run_log import RunLog, read_metrics
 from facetrain.trainer import Components, Trainer, average_buffers
 from facetrain_datasets.identity_dataset import IdentityDataset
@@ -63,116 +65,94 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
     world = World.from_environment()
     device = choose_device(config.device, world.local_rank)
     communicator = connect(world, device, config.engine, config.timeout_s)
+    check_sizes(config, source, communicator.world_size)
     folder, resume_step = on_first_rank(
         communicator, lambda: choose_run_folder(config.name, config.out, resume=config.resume)
     )
-    log = RunLog(
-        folder if communicator.rank == 0 else None,
-        visible=communicator.rank == 0,
-        start_step=resume_step,
-    )
-    log.say(f"run folder {folder}")
-    if communicator.rank == 0:
-        (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=1) + "\n")
+    first = communicator.rank == 0
+    with RunLog(folder if first else None, visible=first, start_step=resume_step) as log:
+        log.say(f"run folder {folder}")
+        if first:
+            write_atomically(folder / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
+        preprocessing = Preprocessing()
+        dataset = load_dataset(config, source, preprocessing, communicator, log)
+        backbone = build_initial_backbone(config, device)
+        model = TorchEmbedder(backbone, preprocessing, device, name=config.model.backbone)
+        log.say(f"evaluation: {task.title}, {len(task.images):,} images")
+        baselines = [evaluate("untrained network", model, task, communicator)]
+        if pca:
+            pixels = on_first_rank(communicator, lambda: fit_pca(dataset, config.seed))
+            baselines.append(evaluate("raw pixels + PCA", pixels, task, communicator))
 
-    preprocessing = Preprocessing()
-    check_sizes(config, source, communicator.world_size)
-    dataset = load_dataset(config, source, preprocessing, communicator, log)
-    backbone = build_initial_backbone(config, device)
-    log.say(f"evaluation: {task.title}, {len(task.images):,} images")
-    model = TorchEmbedder(backbone, preprocessing, device, name=config.model.backbone)
-    baselines = [evaluate("untrained network", model, task, communicator)]
-    if pca:
-        baselines.append(
-            evaluate(
-                "raw pixels + PCA",
-                on_first_rank(communicator, lambda: fit_pca(dataset, config.seed)),
-                task,
+        schedule = Schedule.from_config(config.optim, len(dataset))
+        log.say(schedule.describe(config.optim, len(dataset), communicator.world_size))
+        precision = choose_precision(config.precision, device)
+        memory = plan_memory(config, backbone, precision, communicator)
+        log.say(memory.report().describe())
+        trainer = Trainer(
+            config,
+            Components(
+                backbone,
+                memory,
+                build_head(config, len(source.identities), precision, communicator),
+                preprocessing,
+                schedule,
                 communicator,
+                CheckpointFolder(folder / CHECKPOINTS, communicator),
+                log,
+                describe_image=source.describe,
+            ),
+        )
+        if resume_step:
+            trainer.resume(resume_step)
+            log.say(f"resumed from step {resume_step:,} of {schedule.num_steps:,}")
+        sampler = StreamSampler(
+            len(dataset),
+            config.optim.global_batch_size,
+            schedule.num_steps,
+            rank=communicator.rank,
+            world_size=communicator.world_size,
+            micro_batches=config.optim.micro_batches,
+            seed=config.seed,
+            start_step=trainer.step,
+        )
+        outcome = trainer.fit(
+            build_loader(
+                dataset,
+                sampler,
+                num_workers=config.data.num_workers,
+                pin_memory=device.type == "cuda",
             )
         )
+        if outcome.stopped:
+            log.say(
+                f"stopped after step {outcome.step:,} of {schedule.num_steps:,}, checkpoint saved; "
+                "go on with the same command and --resume"
+            )
+            communicator.close()
+            raise TrainingStopped
 
-    schedule = Schedule.from_config(config.optim, len(dataset))
-    log.say(schedule.describe(config.optim, len(dataset), communicator.world_size))
-    precision = choose_precision(config.precision, device)
-    memory = plan_memory(config, backbone, precision, communicator)
-    log.say(memory.report().describe())
-    head = ShardedClassifier(
-        len(source.identities),
-        config.model.embedding_size,
-        build_margin(config.head.margin, config.head.margin_value),
-        communicator,
-        scale=config.head.scale,
-        chunk_rows=config.head.chunk_rows,
-        product_dtype=precision or torch.float32,
-        seed=config.seed,
-    )
-    trainer = Trainer(
-        config,
-        Components(
-            backbone,
-            memory,
-            head,
-            preprocessing,
-            schedule,
-            communicator,
-            CheckpointFolder(folder / "checkpoints", communicator),
-            log,
-            describe_image=source.describe,
-        ),
-    )
-    if resume_step:
-        trainer.resume(resume_step)
-        log.say(f"resumed from step {resume_step:,} of {schedule.num_steps:,}")
-    sampler = StreamSampler(
-        len(dataset),
-        config.optim.global_batch_size,
-        schedule.num_steps,
-        rank=communicator.rank,
-        world_size=communicator.world_size,
-        micro_batches=config.optim.micro_batches,
-        seed=config.seed,
-        start_step=trainer.step,
-    )
-    loader = build_loader(
-        dataset,
-        sampler,
-        num_workers=config.data.num_workers,
-        pin_memory=device.type == "cuda",
-    )
-    outcome = trainer.fit(loader)
-    if outcome.stopped:
-        log.close()
-        communicator.close()
-        raise TrainingStopped(
-            f"stopped after step {outcome.step:,} of {schedule.num_steps:,}; checkpoint saved in "
-            f"{folder}; go on with the same command and --resume"
-            if communicator.rank == 0
-            else ""
-        )
-
-    average_buffers(backbone, communicator)
-    systems = [evaluate("trained", model, task, communicator), *baselines]
-    memory_reports = communicator.all_gather_object(memory.report())
-    if communicator.rank == 0:
-        save_model(folder / MODEL_FILE, config.model.backbone, backbone, preprocessing)
-        report = TrainingReport(
-            title=f"{config.name}: {task.title}",
-            command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            systems=systems,
-            headline=task.headline,
-            outcome=outcome,
-            memory=memory_reports,
-            metrics=read_metrics(folder),
-            config=config.to_dict(),
-            num_images=len(dataset),
-            num_classes=len(source.identities),
-            precision="bf16" if precision else "fp32",
-            seconds=time.monotonic() - started,
-        )
-        write_training_report(folder, report)
-        log.say("\n" + summary(report, folder))
-    log.close()
+        average_buffers(backbone, communicator)
+        systems = [evaluate("trained", model, task, communicator), *baselines]
+        memory_reports = communicator.all_gather_object(memory.report())
+        if first:
+            save_model(folder / MODEL_FILE, config.model.backbone, backbone, preprocessing)
+            report = TrainingReport(
+                title=f"{config.name}: {task.title}",
+                command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+                systems=systems,
+                headline=task.headline,
+                outcome=outcome,
+                memory=memory_reports,
+                metrics=read_metrics(folder),
+                config=config.to_dict(),
+                num_images=len(dataset),
+                num_classes=len(source.identities),
+                precision="bf16" if precision else "fp32",
+                seconds=time.monotonic() - started,
+            )
+            write_training_report(folder, report)
+            log.say("\n" + summary(report, folder))
     communicator.close()
     return folder
 
@@ -186,6 +166,25 @@ def build_initial_backbone(config: RunConfig, device: torch.device) -> Backbone:
     # Images arrive in channels_last memory; convolutions run faster in it on CPU and GPU.
     backbone.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return backbone.train()
+
+
+def build_head(
+    config: RunConfig,
+    num_classes: int,
+    product_dtype: torch.dtype | None,
+    communicator: Communicator,
+) -> ShardedClassifier:
+    """This rank's share of the classification layer."""
+    return ShardedClassifier(
+        num_classes,
+        config.model.embedding_size,
+        build_margin(config.head.margin, config.head.margin_value),
+        communicator,
+        scale=config.head.scale,
+        chunk_rows=config.head.chunk_rows,
+        product_dtype=product_dtype or torch.float32,
+        seed=config.seed,
+    )
 
 
 def plan_memory(
@@ -216,6 +215,9 @@ def plan_memory(
         autocast_dtype=autocast_dtype,
         accumulates=accumulates,
         profile=profile,
+        reserved_bytes=(
+            largest_bucket_bytes(backbone.parameters()) if communicator.world_size > 1 else 0
+        ),
     )
 
 

@@ -22,7 +22,7 @@ SKIPPED_FILE = "skipped.jsonl"
 _PLAIN_LINE_EVERY_S = 10.0
 
 
-class RunLog:
+class RunLog(contextlib.AbstractContextManager["RunLog"]):
     """Writes to `folder`, and to the terminal when `visible`.
 
     Args:
@@ -73,7 +73,7 @@ class RunLog:
         with bar:
             yield bar
 
-    def close(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._metrics is not None:
             self._metrics.close()
         if self._board is not None:

@@ -1,15 +1,16 @@
 """Sums the backbone's gradients over the ranks while the backward pass still runs.
 
-Gradients are copied into flat buckets in reverse parameter order (about the order in which
-backward produces them); a full bucket is all-reduced in the background. Buckets never change and
-are sent in a fixed order, so sums are formed in the same order on every step of every run: a
-resumed run repeats the uninterrupted one to the bit, which DDP's rebuilt buckets do not promise,
-and the same code serves every engine. Sends 2 S (P - 1) / P bytes a step, S the gradients' size.
+Gradients move into flat buckets in reverse parameter order (about the order in which backward
+produces them); a full bucket is all-reduced in the background. Buckets never change and are sent
+in a fixed order, so sums are formed in the same order on every step of every run: a resumed run
+repeats the uninterrupted one to the bit, which DDP's rebuilt buckets do not promise, and the same
+code serves every engine. Sends 2 S (P - 1) / P bytes a step, S the gradients' size; takes one
+bucket of memory while gradients move into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 import torch
@@ -50,7 +51,7 @@ class GradientSum:
         }
         self._active = False
         self._missing: list[int] = []
-        self._sent: list[tuple[Tensor, Pending]] = []
+        self._sent: list[Pending] = []
         if communicator.world_size > 1:
             for parameter in parameters:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
@@ -74,14 +75,8 @@ class GradientSum:
             return
         while len(self._sent) < len(self._buckets):
             self._send(len(self._sent))
-        for bucket, (flat, pending) in zip(self._buckets, self._sent, strict=True):
+        for pending in self._sent:
             pending.wait()
-            sums = flat.split([parameter.numel() for parameter in bucket])
-            for parameter, values in zip(bucket, sums, strict=True):
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                # Copied, not viewed: the gradient keeps its parameter's memory format.
-                parameter.grad.copy_(values.view(parameter.shape))
 
     @torch.no_grad()
     def _on_gradient(self, parameter: Tensor) -> None:
@@ -94,13 +89,26 @@ class GradientSum:
 
     @torch.no_grad()
     def _send(self, index: int) -> None:
-        flat = torch.cat(
-            [
-                (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
-                for p in self._buckets[index]
-            ]
-        )
-        self._sent.append((flat, self._communicator.all_reduce_async(flat)))
+        bucket = self._buckets[index]
+        flat = bucket[0].new_zeros(sum(parameter.numel() for parameter in bucket))
+        first = 0
+        for parameter in bucket:
+            # From here on the gradient lives in the bucket, laid out as its parameter.
+            values = flat.as_strided(parameter.shape, parameter.stride(), first)
+            if parameter.grad is not None:
+                values.copy_(parameter.grad)
+            parameter.grad = values
+            first += parameter.numel()
+        self._sent.append(self._communicator.all_reduce_async(flat))
+
+
+def largest_bucket_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    """Memory that a `GradientSum` of these parameters takes while gradients move, in bytes."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return max(
+        (sum(p.numel() * p.element_size() for p in bucket))
+        for bucket in _cut(trained, DEFAULT_BUCKET_BYTES)
+    )
 
 
 def _cut(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -59,23 +59,25 @@ class SegmentPlan:
         return tuple(name for name, again in zip(self.names, self.recompute, strict=True) if again)
 
 
-def plan_segments(profile: ChainProfile, budget_bytes: int) -> SegmentPlan:
+def plan_segments(profile: ChainProfile, budget_bytes: int, reserved_bytes: int = 0) -> SegmentPlan:
     """The plan with the least recompute time whose predicted peak is within the budget.
 
     Args:
         profile: what each segment costs.
         budget_bytes: peak above the resting state (weights, buffers, optimizer, input batch) that
             forward and backward may reach, parameter gradients included.
+        reserved_bytes: of the budget, for what runs beside the chain, such as buckets of gradients
+            under way to other ranks; part of every predicted peak.
 
     Raises:
         MemoptError: the budget is below what the chain needs with everything recomputed.
     """
-    floor_bytes = smallest_budget_bytes(profile)
+    floor_bytes = smallest_budget_bytes(profile) + reserved_bytes
     if budget_bytes < floor_bytes:
         raise MemoptError(_too_small_message(profile, budget_bytes, floor_bytes))
     chain = _chain(profile)
     plain_peak_bytes = max(_peaks_bytes(chain, (False,) * len(chain)))
-    recompute = _least_time(chain, min(budget_bytes, plain_peak_bytes))
+    recompute = _least_time(chain, min(budget_bytes - reserved_bytes, plain_peak_bytes))
     recompute_us = sum(
         link.segment.forward_us for link, again in zip(chain, recompute, strict=True) if again
     )
@@ -84,8 +86,8 @@ def plan_segments(profile: ChainProfile, budget_bytes: int) -> SegmentPlan:
         names=tuple(link.segment.name for link in chain),
         recompute=recompute,
         budget_bytes=budget_bytes,
-        plain_peak_bytes=plain_peak_bytes,
-        predicted_peak_bytes=max(_peaks_bytes(chain, recompute)),
+        plain_peak_bytes=plain_peak_bytes + reserved_bytes,
+        predicted_peak_bytes=max(_peaks_bytes(chain, recompute)) + reserved_bytes,
         predicted_overhead=recompute_us / max(step_us, 1),
     )
 

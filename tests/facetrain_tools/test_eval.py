@@ -173,10 +173,10 @@ def test_usage_names_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
 def test_reference_model_reaches_its_figure_on_lfw(
     shared_data: Path, shared_models: Path, tmp_path: Path
 ) -> None:
-    """98.13 % on view 2, without flip: the whole chain of decode, colour, scale and protocol.
+    """98.18 % on view 2, without flip: the whole chain of decode, colour, scale and protocol.
 
-    Four folds have two thresholds that are equally good on the other nine. The public code takes
-    the lower one, and so do we; the upper one would give 98.18 %.
+    Four folds have two thresholds that are equally good on the other nine; the lower ones, which
+    the public script takes, give 98.13 %.
     """
     pytest.importorskip("onnxruntime")
     world = {
@@ -186,4 +186,4 @@ def test_reference_model_reaches_its_figure_on_lfw(
     }
     assert eval_command.main(arguments(world, "--out", str(tmp_path))) == 0
     accuracy = json.loads((tmp_path / "results.json").read_text())["accuracy"]
-    assert accuracy == pytest.approx(0.98133, abs=0.0005)
+    assert accuracy == pytest.approx(0.9818, abs=0.0005)

@@ -150,11 +150,9 @@ def slow_kfold(
     accuracies, thresholds = [], []
     for fold in range(folds.max() + 1):
         train, test = folds != fold, folds == fold
-        best, best_threshold = -1.0, 0.0
-        for threshold in FOLD_THRESHOLDS:
-            right = np.mean((distances[train] < threshold) == is_same[train])
-            if right > best:
-                best, best_threshold = right, threshold
+        right = [((distances[train] < t) == is_same[train]).sum() for t in FOLD_THRESHOLDS]
+        tied = [t for t, count in zip(FOLD_THRESHOLDS, right, strict=True) if count == max(right)]
+        best_threshold = tied[len(tied) // 2]
         thresholds.append(best_threshold)
         accuracies.append(np.mean((distances[test] < best_threshold) == is_same[test]))
     return accuracies, thresholds

@@ -132,6 +132,18 @@ def test_too_small_budget_names_the_floor_and_what_sets_it() -> None:
     assert plan_segments(profile, 3030).recomputed_names == ("small",)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_reserved_bytes_come_off_the_budget_and_show_in_every_peak(seed: int) -> None:
+    profile = random_profile(random.Random(seed), 12)
+    budget = smallest_budget_bytes(profile) + 50
+    without, reserved = plan_segments(profile, budget), plan_segments(profile, budget + 700, 700)
+    assert reserved.recompute == without.recompute
+    assert reserved.predicted_peak_bytes == without.predicted_peak_bytes + 700
+    assert reserved.plain_peak_bytes == without.plain_peak_bytes + 700
+    with pytest.raises(MemoptError, match=f"{smallest_budget_bytes(profile) + 700} bytes"):
+        plan_segments(profile, budget, 700)
+
+
 def test_long_chain_is_planned_quickly() -> None:
     profile = random_profile(random.Random(3), 2000)
     floor = smallest_budget_bytes(profile)

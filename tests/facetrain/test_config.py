@@ -1,0 +1,83 @@
+"""Every field that cannot be used is reported, all in one go."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from facetrain.config import DataConfig, HeadConfig, ModelConfig, OptimConfig, RunConfig
+from facetrain.errors import ConfigError
+
+WRONG = {
+    ModelConfig: {"backbone": "resnet", "embedding_size": 1, "dropout": 1.0},
+    HeadConfig: {"margin": "noface", "margin_value": -1.0, "scale": 0.0, "chunk_rows": -1},
+    OptimConfig: {
+        "epochs": 0.0,
+        "global_batch_size": 0,
+        "micro_batches": 0,
+        "lr": 0.0,
+        "schedule": "steps",
+        "warmup_epochs": -1.0,
+        "momentum": 1.0,
+        "weight_decay": -0.1,
+        "max_gradient_norm": -1.0,
+    },
+    DataConfig: {"transforms": ("flop",), "num_workers": -1, "bad_images": "ignore"},
+    RunConfig: {
+        "num_processes": 0,
+        "engine": "mpi",
+        "device": "tpu",
+        "precision": "fp8",
+        "memory": "4 gigs",
+        "seed": -1,
+        "checkpoint_every": 0,
+        "log_every": 0,
+        "search": "annoy",
+        "timeout_s": 0.0,
+    },
+}
+# Any value will do, or (the folder) it is looked at when the run starts.
+FREE = {"name", "out", "resume", "allow_grey", "model", "head", "optim", "data"}
+PARTS = {ModelConfig: "model", HeadConfig: "head", OptimConfig: "optim", DataConfig: "data"}
+
+CASES = [(kind, name, value) for kind, fields in WRONG.items() for name, value in fields.items()]
+
+
+def test_every_field_has_a_wrong_value_here() -> None:
+    for kind, fields in WRONG.items():
+        names = {field.name for field in dataclasses.fields(kind)}
+        assert names - FREE == set(fields)
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), CASES, ids=lambda value: str(value))
+def test_a_wrong_value_is_named_with_its_flag_and_what_is_allowed(
+    kind: type, name: str, value: object
+) -> None:
+    if kind is RunConfig:
+        config = RunConfig(**{name: value})  # type: ignore[arg-type]
+    else:
+        config = RunConfig(**{PARTS[kind]: kind(**{name: value})})
+    with pytest.raises(ConfigError) as raised:
+        config.check()
+    flag = "--" + name.replace("_", "-")
+    assert any(problem.startswith(f"{flag} ") for problem in raised.value.problems)
+    assert "\n" not in str(raised.value)
+
+
+def test_three_errors_are_reported_together() -> None:
+    config = RunConfig(
+        model=ModelConfig(backbone="resnet"), optim=OptimConfig(lr=-1.0), precision="fp8"
+    )
+    with pytest.raises(ConfigError) as raised:
+        config.check()
+    assert len(raised.value.problems) == 3
+    for flag in ("--backbone resnet", "--lr -1.0", "--precision fp8"):
+        assert flag in str(raised.value)
+
+
+def test_the_defaults_are_fine_and_plain_json() -> None:
+    import json
+
+    assert RunConfig().check() == RunConfig()
+    assert json.loads(json.dumps(RunConfig().to_dict()))["optim"]["momentum"] == 0.9

@@ -1,0 +1,50 @@
+"""Which folder a run uses, and which one --resume means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from facetrain.errors import FacetrainError
+from facetrain.run_folder import choose_run_folder
+
+
+def _checkpoint(folder: Path, step: int) -> None:
+    target = folder / "checkpoints" / f"step-{step:08d}"
+    target.mkdir(parents=True)
+    (target / "manifest.json").write_text("{}")
+
+
+def test_new_runs_are_numbered_and_resume_means_the_newest_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert choose_run_folder("lfw", None, resume=False) == (Path("runs/lfw"), 0)
+    _checkpoint(Path("runs/lfw"), 40)
+    assert choose_run_folder("lfw", None, resume=False) == (Path("runs/lfw-2"), 0)
+    _checkpoint(Path("runs/lfw-2"), 10)
+    _checkpoint(Path("runs/lfw-2"), 20)
+    Path("runs/lfw-3").mkdir()
+    Path("runs/lfw-other").mkdir()
+    assert choose_run_folder("lfw", None, resume=False) == (Path("runs/lfw-4"), 0)
+    assert choose_run_folder("lfw", None, resume=True) == (Path("runs/lfw-2"), 20)
+
+
+def test_a_used_folder_is_not_overwritten(tmp_path: Path) -> None:
+    _checkpoint(tmp_path, 7)
+    assert choose_run_folder("lfw", tmp_path, resume=True) == (tmp_path, 7)
+    with pytest.raises(FacetrainError, match="holds a run already; add --resume"):
+        choose_run_folder("lfw", tmp_path, resume=False)
+
+
+def test_nothing_to_resume_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(FacetrainError, match=f"no checkpoint in {tmp_path}"):
+        choose_run_folder("lfw", tmp_path, resume=True)
+
+
+def test_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(FacetrainError, match="is a file; name a folder"):
+        choose_run_folder("lfw", file, resume=False)

@@ -1,0 +1,306 @@
+"""The loop: any cut of the batch gives the same weights, resume goes on as if uninterrupted,
+and what cannot be used is skipped, counted and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from facetrain.backbones.segments import Backbone, Segment
+from facetrain.checkpoint import CheckpointFolder
+from facetrain.classifier import ShardedClassifier
+from facetrain.config import OptimConfig, RunConfig
+from facetrain.distributed import Communicator, SingleCommunicator, even_counts
+from facetrain.errors import FacetrainError
+from facetrain.margins import CosFace
+from facetrain.memory import MemoryManager
+from facetrain.optim import Schedule
+from facetrain.preprocessing import Preprocessing
+from facetrain.run_log import RunLog, read_metrics
+from facetrain.trainer import Components, Trainer, TrainingOutcome
+from tests.ranks import raise_first, run_ranks
+
+BATCH, STEPS, CLASSES, SIZE = 12, 6, 5, 8
+
+
+class Tiny(Backbone):
+    """A convolution, an optional BatchNorm and a projection."""
+
+    projection_name = "projection.weight"
+
+    def __init__(self, with_batch_norm: bool) -> None:
+        super().__init__(SIZE)
+        self.convolution = nn.Conv2d(3, 4, 16, stride=16)
+        self.norm = nn.BatchNorm2d(4) if with_batch_norm else nn.Identity()
+        self.projection = nn.Linear(4 * 49, SIZE)
+
+    def segments(self) -> list[Segment]:
+        def run(images: torch.Tensor) -> torch.Tensor:
+            return self.projection(self.norm(self.convolution(images)).relu().flatten(1))
+
+        return [Segment("all", run, (self.convolution, self.norm, self.projection))]
+
+
+@dataclass
+class TinyBatch:
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+    skipped: list[str]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def _batches(
+    communicator: Communicator, micro_batches: int, start: int, spoiled_step: int | None
+) -> Iterator[TinyBatch]:
+    """This rank's parts of a stream that depends on the step only."""
+    for step in range(start, STEPS):
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randint(0, 256, (BATCH, 3, 112, 112), generator=generator, dtype=torch.uint8)
+        labels = torch.randint(CLASSES, (BATCH,), generator=generator)
+        rows = torch.arange(BATCH)
+        for part in rows.split(even_counts(BATCH, micro_batches)):
+            own = part.split(even_counts(len(part), communicator.world_size))[communicator.rank]
+            skipped = []
+            if step == spoiled_step and communicator.rank == 0:
+                own, skipped = own[2:], ["a.jpg: cut", "b.jpg: cut"]
+            yield TinyBatch(images[own], labels[own], step * BATCH + own, skipped)
+
+
+def _trainer(
+    communicator: Communicator,
+    folder: Path,
+    *,
+    with_batch_norm: bool = False,
+    micro_batches: int = 1,
+    lr: float = 1.0,
+    resume_step: int = 0,
+) -> Trainer:
+    torch.manual_seed(0)
+    backbone = Tiny(with_batch_norm).train()
+    optim = OptimConfig(
+        epochs=1, global_batch_size=BATCH, micro_batches=micro_batches, lr=lr, momentum=0.9
+    )
+    config = RunConfig(optim=optim, checkpoint_every=2, log_every=1)
+    schedule = Schedule("linear", lr * BATCH / 1024, 1, STEPS)
+    trainer = Trainer(
+        config,
+        Components(
+            backbone,
+            MemoryManager.fit(backbone, torch.empty(0), None),
+            ShardedClassifier(CLASSES, SIZE, CosFace(), communicator, scale=8.0),
+            Preprocessing(),
+            schedule,
+            communicator,
+            CheckpointFolder(folder / "checkpoints", communicator),
+            RunLog(
+                folder if communicator.rank == 0 else None, visible=False, start_step=resume_step
+            ),
+            describe_image=lambda index: f"image-{index}.jpg",
+        ),
+    )
+    if resume_step:
+        trainer.resume(resume_step)
+    return trainer
+
+
+def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    parts = trainer._parts
+    counts = parts.head.class_counts
+    centers = parts.communicator.all_gather(parts.head.centers.detach(), counts)
+    return {
+        **{name: value.clone() for name, value in parts.backbone.state_dict().items()},
+        "centers": centers,
+    }
+
+
+def _train(
+    communicator: Communicator, folder: Path, options: dict[str, Any], spoiled: int | None = None
+) -> tuple[dict[str, torch.Tensor], list[float], TrainingOutcome]:
+    trainer = _trainer(communicator, folder, **options)
+    batches = _batches(communicator, options.get("micro_batches", 1), trainer.step, spoiled)
+    with trainer._parts.log:
+        outcome = trainer.fit(batches)
+    communicator.barrier()
+    losses = [record.get("loss", float("nan")) for record in read_metrics(folder)]
+    return _weights(trainer), losses, outcome
+
+
+def _on(world_size: int, folder: Path, options: dict[str, Any], *more: Any) -> list[Any]:
+    if world_size == 1:
+        return [_train(SingleCommunicator(), folder, options, *more)]
+    return raise_first(run_ranks(_train, world_size, folder, options, *more))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """One process, the batch in one piece."""
+    weights, losses, _ = _on(1, tmp_path_factory.mktemp("whole"), {})[0]
+    return weights, losses
+
+
+@pytest.mark.parametrize(("world_size", "micro_batches"), [(1, 3), (2, 1), (2, 2), (3, 1), (3, 2)])
+def test_any_cut_of_the_batch_gives_the_same_training(
+    world_size: int,
+    micro_batches: int,
+    tmp_path: Path,
+    whole: tuple[dict[str, torch.Tensor], list[float]],
+) -> None:
+    for weights, losses, outcome in _on(world_size, tmp_path, {"micro_batches": micro_batches}):
+        assert outcome.step == STEPS
+        # The same fp32 terms in another order, over six steps.
+        assert losses == pytest.approx(whole[1], rel=1e-5)
+        for name, value in whole[0].items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_resumed_run_repeats_the_uninterrupted_one_to_the_bit(
+    world_size: int, tmp_path: Path
+) -> None:
+    options = {"with_batch_norm": True}
+    straight, losses, _ = _on(world_size, tmp_path, options)[0]
+    weights, resumed, _ = _on(world_size, tmp_path, {**options, "resume_step": 4})[0]
+    assert resumed == losses
+    for name, value in straight.items():
+        if name.startswith("norm.running"):
+            # Statistics are averaged over ranks at each checkpoint: rounding only.
+            torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(weights[name], value)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
+def test_a_run_resumes_on_another_world_size(
+    before: int,
+    after: int,
+    tmp_path: Path,
+    whole: tuple[dict[str, torch.Tensor], list[float]],
+) -> None:
+    _on(before, tmp_path, {})
+    weights, losses, _ = _on(after, tmp_path, {"resume_step": 4})[0]
+    assert losses == pytest.approx(whole[1], rel=1e-5)
+    for name, value in whole[0].items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_skipped_images_are_counted_named_and_leave_the_others_their_weight(
+    tmp_path: Path,
+) -> None:
+    one = _on(1, tmp_path / "one", {}, 3)[0]
+    two = _on(2, tmp_path / "two", {}, 3)[0]
+    for _, _, outcome in (one, two):
+        assert outcome.totals.skipped_images == 2
+    # The rank that lost two images has fewer rows; all rows still weigh the same.
+    for name, value in one[0].items():
+        torch.testing.assert_close(two[0][name], value, rtol=1e-4, atol=1e-6)
+    record = json.loads((tmp_path / "two" / "skipped.jsonl").read_text())
+    assert record == {
+        "step": 3,
+        "what": "2 images skipped, a.jpg: cut",
+        "files": ["a.jpg: cut", "b.jpg: cut"],
+    }
+
+
+def _train_with_nan(
+    communicator: Communicator, folder: Path
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], TrainingOutcome]:
+    trainer = _trainer(communicator, folder, with_batch_norm=True)
+    before: dict[str, torch.Tensor] = {}
+    after: dict[str, torch.Tensor] = {}
+    forward = trainer._parts.memory.forward
+
+    def spoiled(images: torch.Tensor) -> torch.Tensor:
+        if trainer.step == 3:
+            after.update(_state(trainer))
+        return forward(images * float("nan") if trainer.step == 2 else images)
+
+    def remember(step: int, what: str, files: list[str]) -> None:
+        before.update(_state(trainer))
+
+    trainer._parts.memory.forward = spoiled  # type: ignore[method-assign]
+    skipped = trainer._parts.log.skipped
+    trainer._parts.log.skipped = lambda *a: (remember(*a), skipped(*a))[1]  # type: ignore[method-assign]
+    with trainer._parts.log:
+        outcome = trainer.fit(_batches(communicator, 1, 0, None))
+    return before, after, outcome
+
+
+def _state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {
+        **{name: value.clone() for name, value in trainer._parts.backbone.state_dict().items()},
+        "centers": trainer._parts.head.centers.detach().clone(),
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_step_that_is_not_finite_changes_nothing_and_names_its_images(
+    world_size: int, tmp_path: Path
+) -> None:
+    if world_size == 1:
+        results = [_train_with_nan(SingleCommunicator(), tmp_path)]
+    else:
+        results = raise_first(run_ranks(_train_with_nan, world_size, tmp_path))
+    for before, after, outcome in results:
+        assert outcome.totals.skipped_steps == 1
+        assert outcome.step == STEPS
+        for name, value in before.items():
+            assert torch.isfinite(value.float()).all()
+            assert torch.equal(after[name], value)
+    record = json.loads((tmp_path / "skipped.jsonl").read_text())
+    assert record["step"] == 2
+    assert sorted(record["files"]) == sorted(f"image-{2 * BATCH + row}.jpg" for row in range(BATCH))
+
+
+def test_a_run_that_stays_not_finite_ends_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("facetrain.trainer._MOST_BAD_STEPS_IN_A_ROW", 3)
+    trainer = _trainer(SingleCommunicator(), tmp_path)
+    with torch.no_grad():
+        trainer._parts.head.centers.fill_(float("inf"))
+    with (
+        trainer._parts.log,
+        pytest.raises(FacetrainError, match=r"3 steps in a row.*lower --lr"),
+    ):
+        trainer.fit(_batches(SingleCommunicator(), 1, 0, None))
+
+
+def _interrupted(communicator: Communicator, folder: Path) -> TrainingOutcome:
+    trainer = _trainer(communicator, folder)
+
+    def batches() -> Iterator[TinyBatch]:
+        for number, batch in enumerate(_batches(communicator, 1, 0, None)):
+            if number == 2 and communicator.rank == communicator.world_size - 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+    with trainer._parts.log:
+        return trainer.fit(batches())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ctrl_c_on_one_rank_stops_all_after_the_step_with_a_checkpoint(
+    world_size: int, tmp_path: Path, whole: tuple[dict[str, torch.Tensor], list[float]]
+) -> None:
+    if world_size == 1:
+        results = [_interrupted(SingleCommunicator(), tmp_path)]
+    else:
+        results = raise_first(run_ranks(_interrupted, world_size, tmp_path))
+    assert [(outcome.step, outcome.stopped) for outcome in results] == [(3, True)] * world_size
+    weights, losses, outcome = _on(world_size, tmp_path, {"resume_step": 3})[0]
+    assert not outcome.stopped
+    assert losses == pytest.approx(whole[1], rel=1e-5)
+    for name, value in whole[0].items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,162 @@
+"""Each kind of bad input: one line that names what, where and what to do; exit code 2."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+import pytest
+
+from facetrain_tools.cli import main
+from tests.facetrain_recipes.conftest import MiniLfw
+
+
+def _no_data(mini: MiniLfw) -> str:
+    shutil.rmtree(mini.data)
+    return str(mini.data)
+
+
+def _no_protocols(mini: MiniLfw) -> str:
+    shutil.rmtree(mini.protocols)
+    return str(mini.protocols / "lfw_pairsDevTest.txt")
+
+
+def _empty_identity(mini: MiniLfw) -> str:
+    (mini.data / "Nobody").mkdir()
+    return "Nobody"
+
+
+def _unreadable_image(mini: MiniLfw) -> str:
+    path = mini.image(1, 2)
+    path.write_bytes(path.read_bytes()[:100])
+    return str(path)
+
+
+def _empty_image(mini: MiniLfw) -> str:
+    mini.image(1, 2).write_bytes(b"")
+    return str(mini.image(1, 2))
+
+
+def _image_of_another_size(mini: MiniLfw) -> str:
+    cv2.imwrite(str(mini.image(0, 3)), np.zeros((96, 112, 3), np.uint8))
+    return f"{mini.image(0, 3)}: image is 112x96, expected 112x112"
+
+
+def _grey_image(mini: MiniLfw) -> str:
+    cv2.imwrite(str(mini.image(2, 1)), np.zeros((112, 112), np.uint8))
+    return f"{mini.image(2, 1)}: image is grey"
+
+
+def _bad_test_image(mini: MiniLfw) -> str:
+    mini.image(5, 2).write_bytes(b"no image")
+    return str(mini.image(5, 2))
+
+
+def _pair_of_an_absent_file(mini: MiniLfw) -> str:
+    mini.image(5, 2).unlink()
+    return str(mini.image(5, 2))
+
+
+def _broken_pair_line(mini: MiniLfw) -> str:
+    path = mini.protocols / "lfw_pairsDevTest.txt"
+    path.write_text(path.read_text().replace("person_00005\t1\t3", "person_00005\tone\t3"))
+    return "lfw_pairsDevTest.txt:"
+
+
+SPOIL: dict[str, Callable[[MiniLfw], str]] = {
+    "no data folder": _no_data,
+    "no protocols folder": _no_protocols,
+    "empty identity": _empty_identity,
+    "unreadable image": _unreadable_image,
+    "empty image": _empty_image,
+    "image of another size": _image_of_another_size,
+    "grey image": _grey_image,
+    "bad test image": _bad_test_image,
+    "pair of an absent file": _pair_of_an_absent_file,
+    "broken pair line": _broken_pair_line,
+}
+
+FLAGS: dict[str, tuple[list[str], list[str]]] = {
+    "unknown flag": (["--lrx", "3"], ["--lrx", "--help"]),
+    "flag without a value": (["--lr"], ["--lr"]),
+    "no number": (["--lr", "fast"], ["--lr", "fast"]),
+    "three errors": (
+        ["--backbone", "resnet", "--lr", "-1", "--memory", "4 gigs"],
+        ["--backbone resnet", "--lr -1.0", "--memory 4 gigs"],
+    ),
+    "budget below the floor": (["--memory", "1MiB"], ["1.0MiB", "the least"]),
+    "batch too small": (["--micro-batches", "4"], ["--global-batch-size 6", "8 at least"]),
+    "nothing to resume": (["--resume"], ["no checkpoint in", "without --resume"]),
+    "far too many processes": (["--num-processes", "100000"], ["--num-processes 100000"]),
+    "no GPU": (["--device", "cuda"], ["--device cuda", "--device cpu"]),
+}
+
+
+def _one_line_error(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert "\n" not in error
+    assert "Traceback" not in error
+    return error
+
+
+@pytest.mark.parametrize("kind", SPOIL)
+def test_bad_data_is_named(
+    kind: str, mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = SPOIL[kind](mini_lfw)
+    assert main(mini_lfw.flags()) == 2
+    assert expected in _one_line_error(capsys)
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+def test_bad_flags_are_named(
+    kind: str, mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, expected = FLAGS[kind]
+    assert main(mini_lfw.flags(*flags)) == 2
+    error = _one_line_error(capsys)
+    for text in expected:
+        assert text in error
+
+
+def test_missing_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "lfw"]) == 2
+    assert "--data" in _one_line_error(capsys)
+
+
+@pytest.mark.parametrize("arguments", [["trane"], ["train", "lfv"], ["eval", "verify"]])
+def test_unknown_command_recipe_or_evaluation_is_named(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert arguments[-1] in _one_line_error(capsys)
+
+
+def test_bad_images_are_left_out_and_listed_on_request(
+    mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [_unreadable_image(mini_lfw), str(mini_lfw.image(2, 1))]
+    _grey_image(mini_lfw)
+    assert main(mini_lfw.flags("--bad-images", "skip")) == 0
+    out = capsys.readouterr().out
+    assert "2 bad images left out" in out
+    assert "training images: 14 of 4 identities" in out
+    listed = (mini_lfw.root / "run" / "skipped.jsonl").read_text()
+    assert all(path in listed for path in paths)
+
+
+@pytest.mark.parametrize("name", ["common.pt", "rows-0.pt", "manifest.json"])
+def test_checkpoint_cut_in_half_is_named(
+    name: str, mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(mini_lfw.flags()) == 0
+    capsys.readouterr()
+    last = sorted((mini_lfw.root / "run" / "checkpoints").glob("step-*"))[-1]
+    (last / name).write_bytes((last / name).read_bytes()[: (last / name).stat().st_size // 2])
+    assert main(mini_lfw.flags("--resume")) == 2
+    error = _one_line_error(capsys)
+    assert str(last / name) in error
+    assert "to resume from step" in error
