@@ -133,7 +133,7 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
             raise TrainingStopped
 
         average_buffers(backbone, communicator)
-        systems = [evaluate("trained", model, task, communicator), *baselines]
+        systems = [evaluate("trained network", model, task, communicator), *baselines]
         memory_reports = communicator.all_gather_object(memory.report())
         if first:
             save_model(folder / MODEL_FILE, config.model.backbone, backbone, preprocessing)

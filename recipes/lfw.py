@@ -30,11 +30,11 @@ from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
 DEFAULTS = RunConfig(
     name="lfw",
     num_processes=2,
-    memory="300MiB",
-    model=ModelConfig(backbone="mobilefacenet_small", embedding_size=256),
-    head=HeadConfig(margin="cosface", margin_value=0.2, scale=32.0),
+    memory="160MiB",
+    model=ModelConfig(backbone="mobilefacenet_tiny", embedding_size=128),
+    head=HeadConfig(margin="cosface", margin_value=0.1, scale=32.0),
     optim=OptimConfig(epochs=15, global_batch_size=64, lr=1.6, warmup_epochs=1, schedule="cosine"),
-    data=DataConfig(transforms=("flip", "shift_scale", "color", "cutout")),
+    data=DataConfig(transforms=("flip", "shift_scale", "color")),
 )
 
 

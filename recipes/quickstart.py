@@ -28,10 +28,10 @@ from facetrain_datasets.synthetic import write_synthetic_faces
 DEFAULTS = RunConfig(
     name="quickstart",
     num_processes=2,
-    memory="48MiB",
+    memory="160MiB",
     model=ModelConfig(backbone="mobilefacenet_tiny", embedding_size=128),
     head=HeadConfig(margin="cosface", margin_value=0.2, scale=32.0),
-    optim=OptimConfig(epochs=6, global_batch_size=64, lr=1.6, warmup_epochs=0.5, schedule="cosine"),
+    optim=OptimConfig(epochs=5, global_batch_size=64, lr=1.6, warmup_epochs=0.5, schedule="cosine"),
     data=DataConfig(transforms=("flip",)),
 )
 
@@ -40,9 +40,9 @@ DEFAULTS = RunConfig(
 class Flags:
     """Train on drawn faces and evaluate on people held out."""
 
-    identities: int = 100
+    identities: int = 200
     """People to train on."""
-    images_per_identity: int = 20
+    images_per_identity: int = 10
     """Images of each."""
     held_out_identities: int = 40
     """People to evaluate on."""

@@ -51,9 +51,11 @@ def loss_curve(steps: Sequence[int], losses: Sequence[float]) -> bytes:
     """Training loss per step, SVG: every value, and an average over about a 20th of the run."""
     with _axes("step", "loss") as (axes, drawing):
         values = np.asarray(losses, dtype=np.float64)
-        axes.plot(steps, values, color=COLORS[0], alpha=0.35, linewidth=1.0)
         width = max(1, len(values) // 20)
-        if width > 1 and np.isfinite(values).all():
+        averaged = width > 1 and bool(np.isfinite(values).all())
+        # Behind its average the curve itself is pale; without one it is all there is to see.
+        axes.plot(steps, values, color=COLORS[0], alpha=0.35 if averaged else 1.0)
+        if averaged:
             mean = np.convolve(values, np.full(width, 1.0 / width), mode="valid")
             # Each average stands at the last step that it covers: it knows no future.
             axes.plot(steps[width - 1 :], mean, color=COLORS[0])

@@ -70,7 +70,7 @@ def test_two_processes_train_and_write_everything(mini_lfw: MiniLfw) -> None:
     ):
         assert text in page
     results = json.loads((folder / "results.json").read_text())
-    assert set(results["systems"]) == {"trained", "untrained network", "raw pixels + PCA"}
+    assert set(results["systems"]) == {"trained network", "untrained network", "raw pixels + PCA"}
     assert results["step"] == 4
     assert len(results["memory"]) == 2
     for rank in results["memory"]:

@@ -1,0 +1,59 @@
+"""The `facetrain` command: what it lists, and that every part of it can be asked for help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from facetrain_tools.cli import COMMANDS, main
+from facetrain_tools.train import recipe_names
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+
+def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+
+
+def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("facetrain 0.")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: facetrain {command}")
+
+
+def test_every_recipe_script_is_a_recipe_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    names = sorted(path.stem for path in RECIPES.glob("*.py"))
+    assert recipe_names() == names == ["lfw", "quickstart"]
+    for name in names:
+        with pytest.raises(SystemExit, match="0"):
+            main(["train", name, "--help"])
+        out = capsys.readouterr().out
+        for flag in ("--backbone", "--margin", "--memory", "--num-processes", "--resume"):
+            assert flag in out
+
+
+def test_a_recipe_of_ones_own_needs_main_and_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("Flags = None\n")
+    assert main(["train", str(script)]) == 2
+    assert "has no main; copy the form of recipes/lfw.py" in capsys.readouterr().err
+
+
+def test_a_copied_recipe_runs_by_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text((RECIPES / "lfw.py").read_text().replace("epochs=", "epochs=1 * "))
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", str(script), "--help"])
+    assert "--protocols" in capsys.readouterr().out
