@@ -178,6 +178,8 @@ class Trainer:
         parts, optim = self._parts, self._config.optim
         num_steps = parts.schedule.num_steps
         first_step = self.step
+        # The first step also sets things up; the one after it is like all others.
+        measured_step = min(first_step + 1, num_steps - 1)
         stream = iter(batches)
         clock = Clock()
         interval = Interval()
@@ -189,7 +191,9 @@ class Trainer:
                 started = time.perf_counter()
                 micro_batches = [next(stream) for _ in range(optim.micro_batches)]
                 waited = time.perf_counter() - started
-                loss, num_rows = self._do_step(micro_batches, stop, measured=self.step == 1)
+                loss, num_rows = self._do_step(
+                    micro_batches, stop, measured=self.step == measured_step
+                )
                 self.step += 1
                 elapsed = time.perf_counter() - started
                 clock.add(elapsed, waited, num_rows, counted=self.step > first_step + 2)

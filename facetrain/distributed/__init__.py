@@ -16,11 +16,13 @@ from facetrain.distributed.communicator import (
     raise_together,
 )
 from facetrain.distributed.single import SingleCommunicator
+from facetrain.distributed.traffic import CountedCommunicator
 from facetrain.distributed.world import World
 
 __all__ = [
     "ENGINES",
     "Communicator",
+    "CountedCommunicator",
     "PeerLostError",
     "Pending",
     "SingleCommunicator",

@@ -7,7 +7,12 @@ import torch
 import torch.nn.functional as functional
 
 from facetrain.classifier import ShardedClassifier
-from facetrain.distributed import Communicator, SingleCommunicator, even_counts
+from facetrain.distributed import (
+    Communicator,
+    CountedCommunicator,
+    SingleCommunicator,
+    even_counts,
+)
 from facetrain.errors import FacetrainError
 from facetrain.margins import build_margin
 from tests.ranks import raise_first, run_ranks
@@ -170,6 +175,38 @@ def test_micro_batches_add_up_to_the_whole_batch() -> None:
     assert (
         error < 1e-6 * whole.centers.grad.abs().max()
     )  # the same fp32 terms, added in another order
+
+
+def _counted_step(
+    communicator: Communicator, num_classes: int, chunk_rows: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    counted = CountedCommunicator(communicator)
+    head = _head(counted, num_classes, chunk_rows=chunk_rows)
+    embeddings, labels = _batch(8, num_classes)
+    head(embeddings.requires_grad_(), labels, counts=[8] * communicator.world_size).backward()
+    return dict(counted.calls), dict(counted.sent_bytes)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("num_classes", [10, 1000])
+def test_a_step_sends_what_the_docs_say_whatever_the_number_of_classes(
+    world_size: int, num_classes: int
+) -> None:
+    chunk_rows, rows = 5, 8 * world_size
+    chunks = -(-rows // chunk_rows)
+    for calls, sent_bytes in raise_first(
+        run_ranks(_counted_step, world_size, num_classes, chunk_rows)
+    ):
+        assert calls == {"all_gather": 2, "all_reduce": chunks, "reduce_scatter": 1}
+        share = (world_size - 1) / world_size
+        assert sent_bytes == {
+            "all_gather": round(rows * SIZE * 4 * share) + round(rows * 8 * share),
+            "all_reduce": sum(
+                round(2 * 2 * 4 * min(chunk_rows, rows - first) * share)
+                for first in range(0, rows, chunk_rows)
+            ),
+            "reduce_scatter": round(rows * SIZE * 4 * share),
+        }
 
 
 def test_no_gradients_are_made_without_need() -> None:
