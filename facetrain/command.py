@@ -12,6 +12,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -21,10 +22,16 @@ from typing import Protocol, TypeVar
 import tyro
 
 from facetrain.config import RunConfig
-from facetrain.errors import EXIT_BAD_INPUT, FacetrainError
+from facetrain.errors import (
+    EXIT_BAD_INPUT,
+    FacetrainError,
+    TrainingStopped,
+    bad_input_message,
+)
 
 EXIT_FAILURE = 1
 EXIT_STOPPED = 130
+_COMMAND_VARIABLE = "FACETRAIN_COMMAND"
 
 
 class RecipeFlags(Protocol):
@@ -38,25 +45,23 @@ FlagsT = TypeVar("FlagsT")
 RecipeFlagsT = TypeVar("RecipeFlagsT", bound=RecipeFlags)
 
 
-class TrainingStopped(Exception):  # noqa: N818 - no error
-    """Training was asked to stop and has saved a checkpoint."""
-
-
 def run_recipe(
     main: Callable[[RecipeFlagsT], None],
     flags_type: type[RecipeFlagsT],
     script: str,
     arguments: Sequence[str] | None = None,
     prog: str | None = None,
+    rank_command: Sequence[str] | None = None,
 ) -> int:
     """Run a recipe's `main`, in this process or in as many as its flags ask for.
 
     Args:
         main: the recipe; called in each rank with its flags.
         flags_type: dataclass that becomes the flags; its field `run` is the `RunConfig`.
-        script: the recipe's file, run again in each process.
+        script: the recipe's file.
         arguments: default: the command line's.
         prog: name of the command in its help; default: the script's.
+        rank_command: starts a process of several, `arguments` follow; default: the script.
 
     Returns:
         Exit code: 0, 2 for bad input, 130 when stopped, 1 otherwise.
@@ -70,11 +75,25 @@ def run_recipe(
         flags = parse_flags(flags_type, arguments, prog or Path(script).name)
         flags.run.check()
         if not World.from_environment().launched and flags.run.num_processes > 1:
-            return launch([sys.executable, script, *arguments], flags.run.num_processes)
+            return launch(
+                [*(rank_command or (sys.executable, script)), *arguments],
+                flags.run.num_processes,
+                {_COMMAND_VARIABLE: command_line()},
+            )
         main(flags)
         return 0
 
     return one_line_errors(run)
+
+
+def command_line() -> str:
+    """What the user typed to start this process or its launcher, for reports."""
+    typed = os.environ.get(_COMMAND_VARIABLE)
+    if typed is not None:
+        return typed
+    program, *arguments = sys.argv
+    started = ["python", program] if program.endswith(".py") else [Path(program).name]
+    return shlex.join([*started, *arguments])
 
 
 def parse_flags(flags_type: type[FlagsT], arguments: Sequence[str], prog: str) -> FlagsT:
@@ -110,14 +129,9 @@ def one_line_errors(run: Callable[[], int]) -> int:
     """`run`'s exit code; bad input becomes one line on stderr and exit code 2."""
     from facetrain.distributed.communicator import PeerLostError
     from facetrain.distributed.launch import report_error
-    from facetrain.memory import MemoptError
-    from facetrain_datasets.errors import DatasetError
 
     try:
         return run()
-    except (FacetrainError, DatasetError, MemoptError) as error:
-        report_error(f"error: {error}")
-        return _leave(EXIT_BAD_INPUT)
     except ImportError as error:
         if ".so" not in str(error):
             raise
@@ -130,13 +144,23 @@ def one_line_errors(run: Callable[[], int]) -> int:
         return EXIT_STOPPED
     except KeyboardInterrupt:
         return _leave(EXIT_STOPPED)
+    except Exception as error:
+        message = bad_input_message(error)
+        if message is None:
+            raise
+        report_error(f"error: {message}")
+        return _leave(EXIT_BAD_INPUT)
 
 
 def _leave(code: int) -> int:
     """The exit code; in a world of several, leave at once: peers may wait in a collective."""
     from facetrain.distributed.world import World
 
-    if World.from_environment().world_size > 1:
+    try:
+        alone = World.from_environment().world_size == 1
+    except FacetrainError:  # without a place among others, it has not met them
+        alone = True
+    if not alone:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

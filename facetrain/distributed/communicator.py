@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from facetrain.errors import FacetrainError
+from facetrain.errors import FacetrainError, bad_input_message
 
 T = TypeVar("T")
 
@@ -113,15 +113,18 @@ def on_first_rank(communicator: Communicator, function: Callable[[], T]) -> T:
     """The result of `function` run on rank 0 only, on every rank; so is bad input it finds.
 
     Raises:
-        FacetrainError: on every rank, when rank 0's function raises a ValueError (bad input).
+        FacetrainError: on every rank, when rank 0's function finds bad input; any other exception
+            is raised on rank 0 as it is.
     """
     result: T | None = None
     problem: str | None = None
     if communicator.rank == 0:
         try:
             result = function()
-        except ValueError as error:
-            problem = str(error)
+        except Exception as error:
+            problem = bad_input_message(error)
+            if problem is None:
+                raise
     problem, result = communicator.broadcast_object((problem, result))
     if problem is not None:
         raise FacetrainError(problem)

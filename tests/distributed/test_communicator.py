@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from facetrain.distributed import Communicator, even_counts, gather_counts, raise_together
+from facetrain.distributed import (
+    Communicator,
+    SingleCommunicator,
+    even_counts,
+    gather_counts,
+    on_first_rank,
+    raise_together,
+)
 from facetrain.errors import FacetrainError
+from facetrain.memory import MemoptError
+from facetrain_datasets.errors import DatasetError
 from tests.ranks import raise_first, run_ranks
 
 
@@ -74,6 +83,41 @@ def test_raise_together_raises_the_same_error_on_every_rank() -> None:
     for result in run_ranks(_fails_on_last_rank, 3):
         assert isinstance(result, FacetrainError)
         assert result.args[0] == "image x.jpg: cut"
+
+
+BAD_INPUT = {
+    "facetrain": (FacetrainError("--lr -1"), "--lr -1"),
+    "dataset": (DatasetError("a.jpg: grey"), "a.jpg: grey"),
+    "memory": (MemoptError("1 MiB is too little"), "1 MiB is too little"),
+    "file": (
+        PermissionError(13, "Permission denied", "/x/y"),
+        "/x/y: Permission denied; check the path, its permissions and the free space",
+    ),
+}
+
+
+def _finds_bad_input(communicator: Communicator, kind: str) -> None:
+    def find() -> None:
+        raise BAD_INPUT[kind][0]
+
+    on_first_rank(communicator, find)
+
+
+@pytest.mark.parametrize("kind", BAD_INPUT)
+def test_bad_input_found_by_the_first_rank_is_raised_on_every_rank(kind: str) -> None:
+    for result in run_ranks(_finds_bad_input, 2, kind):
+        assert isinstance(result, FacetrainError)
+        assert result.args[0] == BAD_INPUT[kind][1]
+
+
+@pytest.mark.parametrize("defect", [ValueError("our mistake"), KeyError("k"), OSError("no file")])
+def test_a_defect_of_the_first_rank_is_raised_as_it_is(defect: Exception) -> None:
+    def fail() -> None:
+        raise defect
+
+    with pytest.raises(type(defect)) as raised:
+        on_first_rank(SingleCommunicator(), fail)
+    assert raised.value is defect
 
 
 @pytest.mark.parametrize(

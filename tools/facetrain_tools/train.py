@@ -24,7 +24,12 @@ def main(arguments: Sequence[str]) -> int:
     def run() -> int:
         recipe = find_recipe(name)
         return run_recipe(
-            recipe.main, recipe.Flags, str(recipe.__file__), flags, f"facetrain train {name}"
+            recipe.main,
+            recipe.Flags,
+            str(recipe.__file__),
+            flags,
+            f"facetrain train {name}",
+            [sys.executable, "-m", "facetrain_tools.cli", "train", name],
         )
 
     return one_line_errors(run)
@@ -43,11 +48,13 @@ def find_recipe(name: str) -> ModuleType:
         raise FacetrainError(
             f"recipe {name!r}: not one of {', '.join(recipe_names())}, nor a Python file"
         )
-    specification = importlib.util.spec_from_file_location(path.stem, path)
+    # A name of its own, lest random.py take the place of the module random.
+    module_name = f"facetrain_recipe_{path.stem}"
+    specification = importlib.util.spec_from_file_location(module_name, path)
     assert specification is not None
     assert specification.loader is not None
     recipe = importlib.util.module_from_spec(specification)
-    sys.modules[path.stem] = recipe
+    sys.modules[module_name] = recipe
     specification.loader.exec_module(recipe)
     missing = [wanted for wanted in ("main", "Flags") if not hasattr(recipe, wanted)]
     if missing:

@@ -1,0 +1,153 @@
+"""What the command line makes of errors, and what it says was typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from facetrain.command import command_line, one_line_errors
+from facetrain.distributed import PeerLostError
+from facetrain.errors import ConfigError, FacetrainError, TrainingStopped
+from facetrain.memory import MemoptError
+from facetrain_datasets.errors import DatasetError
+
+RECIPE = """
+import sys
+from dataclasses import dataclass, field
+from facetrain.command import command_line, run_recipe
+from facetrain.config import FlatRunConfig, RunConfig
+
+@dataclass(frozen=True)
+class Flags:
+    run: FlatRunConfig = field(default_factory=RunConfig)
+
+def main(flags):
+    sys.stdout.write(command_line() + "\\n")
+"""
+GUARD = """
+if __name__ == "__main__":
+    raise SystemExit(run_recipe(main, Flags, __file__))
+"""
+
+
+def _raise(error: BaseException) -> Callable[[], int]:
+    def run() -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (FacetrainError("--x"), "error: --x"),
+        (ConfigError(["--x", "--y"]), "error: --x; --y"),
+        (DatasetError("a.jpg"), "error: a.jpg"),
+        (MemoptError("1 MiB"), "error: 1 MiB"),
+        (
+            OSError(28, "No space left on device", "/out/model.pt"),
+            "error: /out/model.pt: No space left on device; check the path, its permissions and "
+            "the free space",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    error: Exception, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert one_line_errors(_raise(error)) == 2
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_other_ends_have_codes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert one_line_errors(lambda: 0) == 0
+    assert one_line_errors(_raise(PeerLostError("lost contact"))) == 1
+    assert one_line_errors(_raise(TrainingStopped())) == 130
+    assert one_line_errors(_raise(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "error: lost contact\n"
+
+
+@pytest.mark.parametrize("defect", [ValueError("ours"), KeyError("k"), OSError("nameless")])
+def test_a_defect_keeps_its_traceback(defect: Exception) -> None:
+    with pytest.raises(type(defect)) as raised:
+        one_line_errors(_raise(defect))
+    assert raised.value is defect
+
+
+def test_contradictory_variables_of_a_launcher_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from facetrain.distributed import World
+
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def run() -> int:
+        World.from_environment()
+        return 0
+
+    assert one_line_errors(run) == 2
+    assert capsys.readouterr().err.startswith("error: environment RANK=5, WORLD_SIZE=2")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (
+            ["/usr/bin/facetrain", "train", "lfw", "--data", "a b"],
+            "facetrain train lfw --data 'a b'",
+        ),
+        (["recipes/lfw.py", "--lr", "1"], "python recipes/lfw.py --lr 1"),
+    ],
+)
+def test_command_line_is_what_was_typed(
+    argv: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FACETRAIN_COMMAND", raising=False)
+    monkeypatch.setattr(sys, "argv", argv)
+    assert command_line() == expected
+    monkeypatch.setenv("FACETRAIN_COMMAND", "facetrain train lfw")
+    assert command_line() == "facetrain train lfw"
+
+
+@pytest.mark.parametrize("num_processes", ["1", "2"])
+@pytest.mark.parametrize("guard", ["", GUARD])
+def test_each_process_runs_main_and_knows_what_was_typed(
+    guard: str, num_processes: str, tmp_path: Path
+) -> None:
+    """Started by `facetrain train`, a recipe needs no guard; as a script it does."""
+    (tmp_path / "random.py").write_text(RECIPE + guard)
+    flags = ["--num-processes", num_processes]
+    # The name of a module that everybody imports, in a folder that is not the working folder.
+    script = str(tmp_path / "random.py")
+    program = "import sys; from facetrain_tools.cli import main; sys.exit(main())"
+    facetrain = tmp_path / "facetrain"
+    facetrain.write_text(program)
+    typed = ["train", script, *flags]
+    (tmp_path / "cwd").mkdir()
+    run = subprocess.run(
+        [sys.executable, "-I", str(facetrain), *typed],
+        cwd=tmp_path / "cwd",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == [" ".join(["facetrain", *typed])] * int(num_processes)
+
+
+def test_a_script_starts_itself(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RECIPE + GUARD)
+    run = subprocess.run(
+        [sys.executable, "mine.py", "--num-processes", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    typed = "python mine.py --num-processes 2"
+    assert run.stdout.splitlines() == [typed, typed]
