@@ -18,22 +18,54 @@ from torch import Tensor
 
 from facetrain.distributed.communicator import PeerLostError, Pending
 from facetrain.distributed.world import World
+from facetrain.errors import FacetrainError
 
 T = TypeVar("T")
+
+_MOST_OF_A_CAUSE = 160
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
 @contextlib.contextmanager
 def _peers_alive(timeout_s: float) -> Iterator[None]:
-    """Say which of the engine's many errors all mean: another rank is gone."""
+    """Say what the engine's many errors mean, but for memory: another rank is gone."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise PeerLostError(
             f"lost contact with another process, or waited more than {timeout_s:g} s for it; "
-            "look for that process's own message, then go on from the last checkpoint with --resume"
+            "look for that process's own message, then go on from the last checkpoint with "
+            f"--resume ({_cause(error)})"
         ) from error
+
+
+@contextlib.contextmanager
+def _meeting(world: World, timeout_s: float) -> Iterator[None]:
+    """Say why this rank could not join the others."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise PeerLostError(
+            f"process {world.rank} could not meet all {world.world_size} processes within "
+            f"{timeout_s:g} s; look for the message of one that did not start, and check that all "
+            f"can reach each other ({_cause(error)})"
+        ) from error
+    except ValueError as error:
+        raise FacetrainError(
+            f"process {world.rank} of {world.world_size} is not told where to meet the others "
+            f"({_cause(error)}); start with torchrun or with --num-processes"
+        ) from error
+
+
+def _cause(error: Exception) -> str:
+    """The engine's own words, without its trace."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:_MOST_OF_A_CAUSE] if lines else type(error).__name__
 
 
 class _PendingWork:
@@ -53,6 +85,10 @@ class TorchCommunicator:
         world: this process's place, as its launcher gave it.
         device: where tensors of the collectives lie.
         timeout_s: a collective that waits longer fails, in seconds.
+
+    Raises:
+        PeerLostError: other ranks did not come.
+        FacetrainError: the launcher did not say where to meet them.
     """
 
     def __init__(self, world: World, device: torch.device, timeout_s: float) -> None:
@@ -61,14 +97,15 @@ class TorchCommunicator:
         self.device = device
         self._timeout_s = timeout_s
         self._alive = functools.partial(_peers_alive, timeout_s)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method=world.init_method,
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=datetime.timedelta(seconds=timeout_s),
-            device_id=device if device.type == "cuda" else None,
-        )
+        with _meeting(world, timeout_s):
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                init_method=world.init_method,
+                rank=world.rank,
+                world_size=world.world_size,
+                timeout=datetime.timedelta(seconds=timeout_s),
+                device_id=device if device.type == "cuda" else None,
+            )
 
     def all_gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         largest = max(counts)
