@@ -4,7 +4,41 @@ from __future__ import annotations
 
 import torch
 
+from facetrain.distributed.world import World
 from facetrain.errors import FacetrainError
+
+
+def device_for(wish: str, world: World) -> tuple[torch.device, str]:
+    """The device of this process, and what to tell the user about the choice, or "".
+
+    All ranks of a machine choose alike: "auto" is a GPU each where there are enough, else the CPU.
+
+    Args:
+        wish: "auto", "cpu" or "cuda".
+
+    Raises:
+        FacetrainError: GPUs are asked for and there are fewer than ranks.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_ranks = world.local_world_size
+    if wish != "cpu" and num_ranks <= num_gpus:
+        device = torch.device("cuda", world.local_rank)
+        torch.cuda.set_device(device)
+        return device, ""
+    if wish == "cuda":
+        fewer = f", or --num-processes {num_gpus}" if num_gpus else ""
+        raise FacetrainError(
+            f"--device cuda: each process needs a GPU of its own, and this machine has {num_gpus} "
+            f"for {num_ranks}; use --device cpu{fewer}"
+        )
+    note = ""
+    if wish == "auto" and num_gpus:
+        gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        note = (
+            f"{num_ranks} processes and {gpus}: training on the CPU; --num-processes {num_gpus} "
+            f"uses the GPU{'s' * (num_gpus > 1)}"
+        )
+    return torch.device("cpu"), note
 
 
 def choose_device(wish: str, local_rank: int) -> torch.device:

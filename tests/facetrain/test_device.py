@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from facetrain import device as device_module
-from facetrain.device import choose_device, choose_precision
+from facetrain.device import choose_device, choose_precision, device_for
+from facetrain.distributed import World
 from facetrain.errors import FacetrainError
 
 CPU = torch.device("cpu")
@@ -25,6 +26,57 @@ def test_more_processes_than_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(FacetrainError, match="there are 2; use --device cpu, or at most 2"):
         choose_device("auto", 2)
     assert choose_device("cpu", 2) == CPU
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+
+def _ranks(num_ranks: int) -> list[World]:
+    return [
+        World(rank, num_ranks, rank, launched=True, local_world_size=num_ranks)
+        for rank in range(num_ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_ranks", "note"),
+    [
+        (0, 1, ""),
+        (0, 2, ""),
+        (1, 2, "2 processes and 1 GPU: training on the CPU; --num-processes 1 uses the GPU"),
+        (2, 3, "3 processes and 2 GPUs: training on the CPU; --num-processes 2 uses the GPUs"),
+    ],
+)
+def test_auto_with_too_few_gpus_is_the_cpu_on_all_ranks(
+    num_gpus: int, num_ranks: int, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _machine(monkeypatch, num_gpus)
+    assert [device_for("auto", world) for world in _ranks(num_ranks)] == [(CPU, note)] * num_ranks
+
+
+@pytest.mark.parametrize("wish", ["auto", "cuda"])
+def test_each_rank_of_a_machine_takes_its_own_gpu(
+    wish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _machine(monkeypatch, 2)
+    for world in _ranks(2):
+        assert device_for(wish, world) == (torch.device("cuda", world.local_rank), "")
+    # The second of two machines with two GPUs each.
+    last = World(3, 4, 1, launched=True, local_world_size=2)
+    assert device_for(wish, last) == (torch.device("cuda", 1), "")
+    assert device_for("cpu", last) == (CPU, "")
+
+
+def test_cuda_with_too_few_gpus_is_refused_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for num_gpus, advice in ((0, "use --device cpu"), (1, "or --num-processes 1")):
+        _machine(monkeypatch, num_gpus)
+        for world in _ranks(2):
+            with pytest.raises(FacetrainError, match=f"has {num_gpus} for 2") as raised:
+                device_for("cuda", world)
+            assert str(raised.value).endswith(advice)
 
 
 @pytest.mark.parametrize("has_bf16", [False, True])
