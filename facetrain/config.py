@@ -7,6 +7,8 @@ parser, so that every wrong field is reported in one go.
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +24,7 @@ DEVICES = ("auto", "cpu", "cuda")
 ENGINES = ("torch",)
 SCHEDULES = ("linear", "cosine", "constant")
 BAD_IMAGE_POLICIES = ("stop", "skip")
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,9 @@ class RunConfig:
         found: list[str] = []
 
         def allow(flag: str, value: object, fine: bool, allowed: str) -> None:
-            if not fine:
+            if isinstance(value, float) and not math.isfinite(value):
+                found.append(f"--{flag} {value}: must be a finite number")
+            elif not fine:
                 found.append(f"--{flag} {value}: must be {allowed}")
 
         def choice(flag: str, value: str, known: object) -> None:
@@ -159,12 +164,12 @@ class RunConfig:
         allow("global-batch-size", batch, batch >= 1, "at least 1")
         micro = optim.micro_batches
         allow("micro-batches", micro, 1 <= micro <= max(batch, 1), "from 1 to --global-batch-size")
-        allow("lr", optim.lr, 0 < optim.lr < float("inf"), "above 0")
+        allow("lr", optim.lr, optim.lr > 0, "above 0")
         choice("schedule", optim.schedule, SCHEDULES)
         allow(
             "warmup-epochs",
             optim.warmup_epochs,
-            0 <= optim.warmup_epochs < max(optim.epochs, 1e-9),
+            0 <= optim.warmup_epochs < max(1e-9, optim.epochs),
             "in [0, --epochs)",
         )
         allow("momentum", optim.momentum, 0 <= optim.momentum < 1, "in [0, 1)")
@@ -175,6 +180,12 @@ class RunConfig:
         for transform in data.transforms:
             choice("transforms", transform, TRANSFORMS)
         choice("bad-images", data.bad_images, BAD_IMAGE_POLICIES)
+        allow(
+            "name",
+            repr(self.name),
+            _NAME.fullmatch(self.name) is not None,
+            "letters, digits, '.', '_' and '-', the first a letter or digit",
+        )
         most = most_processes()
         allow(
             "num-processes",
@@ -189,7 +200,7 @@ class RunConfig:
         allow("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2147483647")
         allow("checkpoint-every", self.checkpoint_every, self.checkpoint_every >= 1, "at least 1")
         allow("log-every", self.log_every, self.log_every >= 1, "at least 1")
-        allow("timeout-s", self.timeout_s, self.timeout_s >= 1, "at least 1")
+        allow("timeout-s", self.timeout_s, 1 <= self.timeout_s <= 1e6, "from 1 to 1000000")
         if self.memory is not None:
             try:
                 parse_bytes(self.memory)

@@ -25,6 +25,7 @@ WRONG = {
     },
     DataConfig: {"transforms": ("flop",), "num_workers": -1, "bad_images": "ignore"},
     RunConfig: {
+        "name": "a/b",
         "num_processes": 0,
         "engine": "mpi",
         "device": "tpu",
@@ -38,10 +39,22 @@ WRONG = {
     },
 }
 # Any value will do, or (the folder) it is looked at when the run starts.
-FREE = {"name", "out", "resume", "allow_grey", "model", "head", "optim", "data"}
+FREE = {"out", "resume", "allow_grey", "model", "head", "optim", "data"}
 PARTS = {ModelConfig: "model", HeadConfig: "head", OptimConfig: "optim", DataConfig: "data"}
 
+FLOATS = [
+    (kind, field.name)
+    for kind in WRONG
+    for field in dataclasses.fields(kind)
+    if "float" in str(field.type)
+]
 CASES = [(kind, name, value) for kind, fields in WRONG.items() for name, value in fields.items()]
+
+
+def _config(kind: type, name: str, value: object) -> RunConfig:
+    if kind is RunConfig:
+        return RunConfig(**{name: value})  # type: ignore[arg-type]
+    return RunConfig(**{PARTS[kind]: kind(**{name: value})})
 
 
 def test_every_field_has_a_wrong_value_here() -> None:
@@ -54,15 +67,30 @@ def test_every_field_has_a_wrong_value_here() -> None:
 def test_a_wrong_value_is_named_with_its_flag_and_what_is_allowed(
     kind: type, name: str, value: object
 ) -> None:
-    if kind is RunConfig:
-        config = RunConfig(**{name: value})  # type: ignore[arg-type]
-    else:
-        config = RunConfig(**{PARTS[kind]: kind(**{name: value})})
+    config = _config(kind, name, value)
     with pytest.raises(ConfigError) as raised:
         config.check()
     flag = "--" + name.replace("_", "-")
     assert any(problem.startswith(f"{flag} ") for problem in raised.value.problems)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize(("kind", "name"), FLOATS)
+def test_numbers_are_finite(kind: type, name: str, value: float) -> None:
+    flag = "--" + name.replace("_", "-")
+    assert _config(kind, name, value).problems() == [f"{flag} {value}: must be a finite number"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-x", "a/b", "/tmp", "a b", "a\n"])
+def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
+    (problem,) = RunConfig(name=name).problems()
+    assert problem.startswith(f"--name {name!r}: must be letters")
+
+
+@pytest.mark.parametrize("name", ["run", "2026-lfw_v1.5", "A"])
+def test_a_plain_name_is_fine(name: str) -> None:
+    assert RunConfig(name=name).problems() == []
 
 
 def test_three_errors_are_reported_together() -> None:
