@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from facetrain.backbones import Backbone, build_backbone
 from facetrain.backbones.arcface_weights import load_state, read_arcface_state, read_torch_file
+from facetrain.device import device_for
+from facetrain.distributed.world import World
 from facetrain.errors import FacetrainError
 from facetrain.preprocessing import Preprocessing
 
 MODEL_FORMAT = "facetrain-model"
 MODEL_VERSION = 1
 MODEL_FILE = "model.pt"
+_ONNX_PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 
 class Embedder(Protocol):
@@ -72,11 +75,19 @@ class OnnxEmbedder:
 
     A model exported with a fixed batch size is fed batches of that size, the last one padded.
 
+    Args:
+        path: the file.
+        preprocessing: what the model takes.
+        device: "cpu", "cuda", or "auto": CUDA where onnxruntime can use it.
+
     Raises:
-        FacetrainError: onnxruntime absent, unreadable file, or inputs or outputs of another kind.
+        FacetrainError: onnxruntime absent, unreadable file, inputs or outputs of another kind, or
+            CUDA asked for and not usable.
     """
 
-    def __init__(self, path: Path, preprocessing: Preprocessing | None = None) -> None:
+    def __init__(
+        self, path: Path, preprocessing: Preprocessing | None = None, device: str = "cpu"
+    ) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -91,11 +102,9 @@ class OnnxEmbedder:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        providers = [
-            provider
-            for provider in ("CUDAExecutionProvider", "CPUExecutionProvider")
-            if provider in onnxruntime.get_available_providers()
-        ]
+        wanted = ["CPUExecutionProvider"] if device == "cpu" else list(_ONNX_PROVIDERS)
+        available = onnxruntime.get_available_providers()
+        providers = [provider for provider in wanted if provider in available]
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         # onnxruntime raises a class of its own for each kind of damage; all derive from Exception.
@@ -104,6 +113,12 @@ class OnnxEmbedder:
             raise FacetrainError(
                 f"model file {path}: not a usable ONNX model ({reason})"
             ) from error
+        # onnxruntime goes on without a provider that it cannot load.
+        if device == "cuda" and self._session.get_providers()[0] != _ONNX_PROVIDERS[0]:
+            raise FacetrainError(
+                f"--device cuda: onnxruntime {onnxruntime.__version__} cannot use CUDA here for "
+                f"{path}; install onnxruntime-gpu for this CUDA version, or use --device cpu"
+            )
         self._check_interface()
         # Shapes in the file may be symbolic, so one blank image says what comes out.
         size = self.preprocessing.image_size
@@ -248,7 +263,7 @@ def load_arcface_model(
 def load_embedder(
     path: Path,
     *,
-    device: torch.device | str = "cpu",
+    device: str = "cpu",
     color: str | None = None,
     backbone: str | None = None,
 ) -> Embedder:
@@ -257,7 +272,7 @@ def load_embedder(
     Args:
         path: an .onnx file, a file written by `save_model`, a run directory that holds one, or,
             with `backbone`, an arcface_torch state dict.
-        device: where a torch backbone runs.
+        device: "cpu", "cuda", or "auto": a GPU where there is one that can run the file.
         color: channel order to feed it; None means the stored one, RGB where none is stored.
         backbone: name of the backbone of an arcface_torch state dict; None for other files.
 
@@ -273,11 +288,12 @@ def load_embedder(
     if path.suffix == ".onnx":
         if backbone is not None:
             raise FacetrainError(f"backbone {backbone!r}: an ONNX file has its own; leave it out")
-        return OnnxEmbedder(path, Preprocessing(color=color or "rgb"))
+        return OnnxEmbedder(path, Preprocessing(color=color or "rgb"), device)
+    torch_device, _ = device_for(device, World())
     if backbone is not None:
-        embedder = load_arcface_model(path, backbone, device)
+        embedder = load_arcface_model(path, backbone, torch_device)
     else:
-        embedder = load_model(path, device)
+        embedder = load_model(path, torch_device)
     if color is not None:
         embedder = replace(embedder, preprocessing=replace(embedder.preprocessing, color=color))
     return embedder

@@ -223,6 +223,33 @@ def test_onnx_embeds_batches_of_any_size(tmp_path: Path, batch: int | str) -> No
     np.testing.assert_allclose(swapped, means[:, ::-1] @ np.arange(12).reshape(3, 4), atol=1e-5)
 
 
+def test_onnx_runs_where_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    path = tmp_path / "linear.onnx"
+    write_onnx(path, "n")
+    real, asked = onnxruntime.InferenceSession, []
+
+    def session(path: str, options: object, providers: list[str]) -> object:
+        asked.append(providers)
+        return real(path, options, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: both)
+    for device in ("auto", "cpu"):
+        assert load_embedder(path, device=device).describe().endswith("onnxruntime on CPU")
+    with pytest.raises(FacetrainError, match=r"--device cuda: onnxruntime .* cannot use CUDA here"):
+        load_embedder(path, device="cuda")
+    assert asked == [both, ["CPUExecutionProvider"], both]
+
+
+def test_torch_model_without_a_gpu(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert load_embedder(model_file, device="auto").describe().endswith("torch on cpu")
+    with pytest.raises(FacetrainError, match="--device cuda"):
+        load_embedder(model_file, device="cuda")
+
+
 def test_onnx_of_another_kind_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     path = tmp_path / "small.onnx"

@@ -123,6 +123,8 @@ def bad_input(world: dict[str, Path], kind: str) -> list[str]:
         world["model"].write_bytes(world["model"].read_bytes()[:5000])
     return {
         "too many folds": arguments(world, "--folds", "13"),
+        "no folds": arguments(world, "--folds", "0"),
+        "no GPU": arguments(world, "--device", "cuda"),
         "wrong flag": arguments(world, "--mdoel", "x"),
         "wrong color": arguments(world, "--color", "grey"),
         "batch of none": arguments(world, "--batch-size", "0"),
@@ -143,6 +145,8 @@ def bad_input(world: dict[str, Path], kind: str) -> list[str]:
         ("absent model", "nowhere.pt"),
         ("model cut in half", "model.pt"),
         ("too many folds", "num_folds 13"),
+        ("no folds", "num_folds 0"),
+        ("no GPU", "--device cuda"),
         ("wrong flag", "--mdoel"),
         ("wrong color", "grey"),
         ("batch of none", "batch_size 0"),
@@ -150,8 +154,13 @@ def bad_input(world: dict[str, Path], kind: str) -> list[str]:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    world: dict[str, Path], kind: str, names: str, capfd: pytest.CaptureFixture[str]
+    world: dict[str, Path],
+    kind: str,
+    names: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert eval_command.main(bad_input(world, kind)) == EXIT_BAD_INPUT
     output = capfd.readouterr()
     (line,) = output.err.strip().splitlines()

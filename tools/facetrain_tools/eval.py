@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from facetrain.command import one_line_errors, parse_flags
-from facetrain.device import choose_device
 from facetrain.embedder import embed_images, load_embedder
 from facetrain.errors import FacetrainError
 from facetrain.evaluation import VerificationResult, verify
@@ -51,7 +50,7 @@ class VerificationFlags:
     batch_size: int = 64
     """Images per forward pass."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where a PyTorch model runs; auto is a GPU where there is one."""
+    """Where the model runs; auto is a GPU where there is one that can run it."""
     allow_grey: bool = False
     """Take grey images, their one channel repeated; otherwise they are refused."""
     out: Path | None = None
@@ -91,7 +90,7 @@ def run_verification(flags: VerificationFlags) -> int:
     pairs = pair_list.resolve(flags.data)
     embedder = load_embedder(
         flags.model,
-        device=choose_device(flags.device, local_rank=0),
+        device=flags.device,
         color=flags.color,
         backbone=flags.backbone,
     )
@@ -106,7 +105,9 @@ def run_verification(flags: VerificationFlags) -> int:
             embedder, images, batch_size=flags.batch_size, flip=flags.flip, progress=progress
         )
     images_per_s = len(images) / (time.perf_counter() - started)
-    num_folds = flags.folds or (pairs.num_folds if pairs.num_folds > 1 else _DEFAULT_FOLDS)
+    num_folds = flags.folds
+    if num_folds is None:
+        num_folds = pairs.num_folds if pairs.num_folds > 1 else _DEFAULT_FOLDS
     result = verify(embeddings, pairs.left, pairs.right, pairs.is_same, num_folds)
     facts = Facts(
         {
