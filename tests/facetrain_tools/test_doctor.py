@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from facetrain.evaluation import search
 from facetrain_tools import doctor
 
 
@@ -24,20 +25,28 @@ def test_this_machine_passes_every_check(capsys: pytest.CaptureFixture[str]) -> 
 def test_both_kinds_of_faiss_are_an_error_that_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda package: "1.0")
+    monkeypatch.setattr(search, "installed_faiss", lambda: ("faiss-cpu", "faiss-gpu-cu12"))
     monkeypatch.setattr(doctor, "CHECKS", {"faiss": doctor.check_faiss})
     assert doctor.main([]) == 2
     out = capsys.readouterr().out
-    assert "both installed" in out
-    assert "pip uninstall -y faiss-cpu faiss-gpu, then install one" in out
+    assert "faiss-cpu and faiss-gpu-cu12 are both installed" in out
+    assert "pip uninstall -y faiss-cpu faiss-gpu-cu12, then install one" in out
 
 
 def test_no_faiss_is_a_note_that_names_the_torch_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda package: "not installed")
+    monkeypatch.setattr(search, "installed_faiss", tuple)
     _break_import(monkeypatch, "faiss", "No module named 'faiss'")
     finding = doctor.check_faiss()
     assert finding.state == doctor.NOTE
     assert "the torch search backend serves" in finding.text
+
+
+def test_any_faiss_that_cannot_be_imported_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "installed_faiss", lambda: ("faiss-gpu-cu12",))
+    _break_import(monkeypatch, "faiss", "libcublas.so.12: cannot open shared object file")
+    finding = doctor.check_faiss()
+    assert finding.state == doctor.ERROR
+    assert finding.advice == "pip install --force-reinstall faiss-gpu-cu12"
 
 
 def test_missing_libgl_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,13 +132,15 @@ def check_collective() -> Finding:
 
 
 def check_faiss() -> Finding:
-    installed = [name for name in ("faiss-cpu", "faiss-gpu") if _version(name) != "not installed"]
-    if len(installed) == 2:
+    from facetrain.evaluation.search import installed_faiss
+
+    installed = installed_faiss()
+    if len(installed) > 1:
         return Finding(
             ERROR,
-            "faiss-cpu and faiss-gpu are both installed: they are one module, and the second has "
-            "overwritten parts of the first",
-            "pip uninstall -y faiss-cpu faiss-gpu, then install one of them",
+            f"{' and '.join(installed)} are both installed: they are one module, and one has "
+            "overwritten parts of the other",
+            f"pip uninstall -y {' '.join(installed)}, then install one of them",
         )
     try:
         faiss = importlib.import_module("faiss")
