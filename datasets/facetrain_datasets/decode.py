@@ -39,9 +39,11 @@ def decode_image(data: bytes, where: str, image_size: int, allow_grey: bool) -> 
     Raises:
         DatasetError: unreadable, of another size, or grey.
     """
-    # ANYCOLOR keeps the number of channels of the file, so that a grey file shows as 2-D.
-    # imdecode throws on an empty buffer and returns None on whatever else it cannot read.
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_ANYCOLOR) if data else None
+    try:
+        # ANYCOLOR keeps the number of channels of the file, so that a grey file shows as 2-D.
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_ANYCOLOR)
+    except cv2.error:  # an empty file, or a header of giant dimensions; None for all else
+        image = None
     if image is None:
         found = f"{len(data)} bytes" if data else "an empty file"
         raise DatasetError(f"{where}: not a readable image ({found}); replace or remove it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 import numpy as np
 
@@ -51,9 +51,18 @@ class DecodedImages(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return self.num_images
 
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < self.num_images:
-            raise IndexError(index)
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(self.num_images))]
+        if not -self.num_images <= index < self.num_images:
+            raise IndexError(f"image {index} of {self.num_images}")
+        index %= self.num_images
         where = self.describe(index)
         try:
             data = self.read(index)

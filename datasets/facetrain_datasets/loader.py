@@ -5,6 +5,7 @@ Legend: B rows of this rank in one micro-batch, image size H x W.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,10 +93,12 @@ def build_loader(
         num_workers=num_workers,
         pin_memory=pin_memory,
         collate_fn=partial(collate_faces, image_size=dataset.image_size),
-        worker_init_fn=_one_thread,
+        worker_init_fn=_prepare_worker,
     )
 
 
-def _one_thread(worker: int) -> None:
-    """Workers are the parallelism; OpenCV's own threads would only fight over the cores."""
+def _prepare_worker(worker: int) -> None:
+    """Leave the stop to the process that trains, and the cores to the other workers."""
+    # Ctrl-C reaches every process of a terminal; the trainer still needs batches to stop in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import cv2
 import numpy as np
@@ -46,6 +47,14 @@ def test_other_size_names_both(encode: Callable) -> None:
 def test_unreadable_image_is_named(data: bytes) -> None:
     with pytest.raises(DatasetError, match=r"^a\.jpg: not a readable image"):
         decode_image(data, "a.jpg", 16, False)
+
+
+def test_header_of_giant_dimensions_is_unreadable(encode: Callable) -> None:
+    data = bytearray(encode(_pixels()))
+    data[16:24] = (2**19).to_bytes(4, "big") * 2  # PNG: width and height, in the IHDR chunk
+    data[29:33] = crc32(data[12:29]).to_bytes(4, "big")
+    with pytest.raises(DatasetError, match=r"^a\.png: not a readable image"):
+        decode_image(bytes(data), "a.png", 16, False)
 
 
 def test_half_a_file_is_unreadable() -> None:

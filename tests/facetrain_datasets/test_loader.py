@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import numpy as np
@@ -53,6 +55,17 @@ def test_workers_and_resume_change_nothing(make_source: Callable) -> None:
         assert torch.equal(expected.images, batch.images)
         assert torch.equal(expected.labels, batch.labels)
         assert batch.images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_workers_outlive_ctrl_c(make_source: Callable) -> None:
+    source = make_source(11)
+    dataset = IdentityDataset(source, image_size=16, allow_grey=False, transform=None, seed=0)
+    sampler = StreamSampler(11, 4, 20, rank=0, world_size=1, seed=3)
+    batches = iter(build_loader(dataset, sampler, num_workers=2, pin_memory=False))
+    next(batches)
+    for worker in batches._workers:  # type: ignore[attr-defined]
+        os.kill(worker.pid, signal.SIGINT)
+    assert len(list(batches)) == 19
 
 
 def test_ranks_together_see_what_one_process_sees(make_source: Callable) -> None:
