@@ -8,10 +8,12 @@ by ranges, and a held-out set is a range that training does not use.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +28,7 @@ MANIFEST = "synthetic_faces.json"
 RENDERER_VERSION = 1
 _IMAGE_SIZE = 112
 _JPEG_QUALITY = (40, 96)
+_STALE_AFTER_S = 3600.0
 
 
 def write_synthetic_faces(
@@ -69,6 +72,7 @@ def write_synthetic_faces(
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale_parts(folder)
         _claim(folder, seed, images_per_identity)
         num_drawn = 0
         for done, number in enumerate(range(first_identity, first_identity + num_identities), 1):
@@ -83,6 +87,15 @@ def write_synthetic_faces(
             f"{folder}: synthetic faces cannot be written ({error}); choose another folder"
         ) from error
     return num_drawn
+
+
+def _remove_stale_parts(folder: Path) -> None:
+    """Removes what killed calls left of identities they were drawing."""
+    latest = time.time() - _STALE_AFTER_S
+    for part in folder.glob(".person_*"):
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            if part.stat().st_mtime < latest:
+                shutil.rmtree(part, ignore_errors=True)
 
 
 def _claim(folder: Path, seed: int, images_per_identity: int) -> None:
@@ -105,6 +118,7 @@ def _claim(folder: Path, seed: int, images_per_identity: int) -> None:
             handle, name = tempfile.mkstemp(prefix=".manifest-", dir=folder)
             with os.fdopen(handle, "w") as file:
                 json.dump(ours, file, indent=1)
+            Path(name).chmod(0o644)  # mkstemp's 0o600 would hide it from other users
             Path(name).replace(manifest)
     try:
         theirs = json.loads(manifest.read_text())

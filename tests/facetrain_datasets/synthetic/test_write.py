@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,24 @@ def test_failure_in_mid_identity_leaves_no_part_of_it(
     with pytest.raises(DatasetError, match=r"faces: synthetic faces cannot be written \(disk full"):
         _write(tmp_path / "faces")
     assert [path.name for path in (tmp_path / "faces").iterdir()] == [MANIFEST]
+
+
+def test_set_is_readable_by_others(tmp_path: Path) -> None:
+    _write(tmp_path / "faces", num_identities=1)
+    for path, mode in ((MANIFEST, 0o644), ("person_00000", 0o755)):
+        assert stat.S_IMODE((tmp_path / "faces" / path).stat().st_mode) == mode
+
+
+def test_what_a_killed_call_left_is_removed_after_an_hour(tmp_path: Path) -> None:
+    _write(tmp_path / "faces", num_identities=1)
+    for name, age_s in (("stale", 4000), ("at_work", 10)):
+        part = tmp_path / "faces" / f".person_00001-{name}"
+        part.mkdir()
+        (part / "0000.jpg").write_bytes(b"")
+        os.utime(part, (time.time() - age_s,) * 2)
+    _write(tmp_path / "faces", num_identities=1)
+    left = [path.name for path in (tmp_path / "faces").glob(".*")]
+    assert left == [".person_00001-at_work"]
 
 
 def test_ranges_make_up_the_whole(tmp_path: Path) -> None:
