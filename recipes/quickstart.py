@@ -19,6 +19,7 @@ from facetrain.config import (
     RunConfig,
 )
 from facetrain.distributed import World, even_counts
+from facetrain.errors import ConfigError, FacetrainError
 from facetrain.evaluation.task import IdentitiesTask
 from facetrain.run import train
 from facetrain_datasets.decoded_images import DecodedImages
@@ -52,6 +53,7 @@ class Flags:
 
 
 def main(flags: Flags) -> None:
+    check(flags)
     held_out = draw(flags, "held-out", flags.held_out_identities, flags.identities)
     train(
         flags.run,
@@ -65,10 +67,32 @@ def main(flags: Flags) -> None:
     )
 
 
+def check(flags: Flags) -> None:
+    """Refuses sets that nothing can be learnt from or compared in.
+
+    Raises:
+        ConfigError: names every count that is too small.
+    """
+    counts = {
+        "identities": flags.identities,
+        "images-per-identity": flags.images_per_identity,
+        "held-out-identities": flags.held_out_identities,
+    }
+    problems = [f"--{n} {count}: must be at least 2" for n, count in counts.items() if count < 2]
+    if problems:
+        raise ConfigError(problems)
+
+
 def draw(flags: Flags, kind: str, num_identities: int, first_identity: int) -> ImageFolder:
-    """The drawn faces of some people; processes share the drawing of those not there yet."""
+    """The drawn faces of some people; processes share the drawing of those not there yet.
+
+    Raises:
+        FacetrainError: the folder holds other people too.
+    """
     seed, per_identity = flags.run.seed, flags.images_per_identity
-    folder = flags.faces / f"{kind}-{num_identities}x{per_identity}-seed{seed}"
+    # A range has a folder of its own, so that no set ever holds people of another.
+    people = f"{first_identity}-{first_identity + num_identities}"
+    folder = flags.faces / f"{kind}-{people}x{per_identity}-seed{seed}"
     world = World.from_environment()
     shares = even_counts(num_identities, world.world_size)
     mine = first_identity + sum(shares[: world.rank])
@@ -82,7 +106,13 @@ def draw(flags: Flags, kind: str, num_identities: int, first_identity: int) -> I
                 seed=seed,
                 first_identity=first,
             )
-    return ImageFolder(folder)
+    source = ImageFolder(folder)
+    if len(source.identities) != num_identities:
+        raise FacetrainError(
+            f"{folder}: holds {len(source.identities)} people, {num_identities} were drawn; "
+            "delete the folder, it is drawn again"
+        )
+    return source
 
 
 if __name__ == "__main__":
