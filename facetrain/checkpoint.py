@@ -13,12 +13,15 @@ it needs a torch process group, which a run on another engine does not have.
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import os
 import pickle
+import re
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +37,10 @@ VERSION = 1
 _KEPT = 2
 _MANIFEST = "manifest.json"
 _COMMON = "common.pt"
+BACKBONE = "backbone/"
+CHECKPOINTS = "checkpoints"
+"""Folder of a run that holds them."""
+_STEP_NAME = re.compile(r"step-\d+")
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,13 @@ def whole_checkpoint_steps(path: Path) -> list[int]:
     return sorted(
         int(entry.name.removeprefix("step-"))
         for entry in path.glob("step-*")
-        if (entry / _MANIFEST).is_file()
+        if _STEP_NAME.fullmatch(entry.name) and (entry / _MANIFEST).is_file()
     )
+
+
+def with_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The values whose key begins with `prefix`, under the rest of the key."""
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
 
 
 class CheckpointFolder:
@@ -133,10 +145,29 @@ class CheckpointFolder:
         for step in self.steps()[:-_KEPT]:
             shutil.rmtree(self.folder(step), ignore_errors=True)
 
+    def check(self, step: int, facts: Mapping[str, Any]) -> None:
+        """Compare the checkpoint's facts with those of this run that are known already.
+
+        Raises:
+            FacetrainError: a damaged manifest, or a run that differs; names every difference.
+        """
+        folder = self.folder(step)
+        self._check_facts(folder, self._manifest(folder)["facts"], facts)
+
+    def model(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Facts of the run and the backbone's state dict, for evaluation.
+
+        Raises:
+            FacetrainError: a damaged file or another format.
+        """
+        folder = self.folder(step)
+        manifest = self._manifest(folder)
+        return manifest["facts"], with_prefix(self._read(folder, _COMMON, manifest), BACKBONE)
+
     def load(
         self, step: int, facts: Mapping[str, Any], ranges: Mapping[str, tuple[int, int]]
     ) -> TrainingState:
-        """The state of `step`, cut anew.
+        """The state of `step`, cut anew; every rank calls it. One object gather.
 
         Args:
             step: one of `steps()`.
@@ -144,17 +175,29 @@ class CheckpointFolder:
             ranges: [first, end) of the rows this rank wants of each cut tensor.
 
         Raises:
-            FacetrainError: a damaged file, another format, or a run that differs.
+            FacetrainError: a damaged file, another format, or a run that differs; on every rank,
+                whichever found it.
         """
+        problem = None
+        try:
+            state = self._load(step, facts, ranges)
+        except FacetrainError as error:
+            problem = str(error)
+        raise_together(self._communicator, problem)
+        return state
+
+    def _load(
+        self, step: int, facts: Mapping[str, Any], ranges: Mapping[str, tuple[int, int]]
+    ) -> TrainingState:
         folder = self.folder(step)
         manifest = self._manifest(folder)
         self._check_facts(folder, manifest["facts"], facts)
-        common = self._read(folder, _COMMON, manifest)
+        read = functools.lru_cache(lambda name: self._read(folder, name, manifest))
         rows = {
-            key: self._read_rows(folder, key, counts, ranges[key.split("/")[0]], manifest)
+            key: _cut_rows(key, counts, ranges[key.split("/")[0]], read)
             for key, counts in manifest["rows"].items()
         }
-        return TrainingState(manifest["step"], manifest["facts"], common, rows)
+        return TrainingState(manifest["step"], manifest["facts"], read(_COMMON), rows)
 
     def _manifest(self, folder: Path) -> dict[str, Any]:
         path = folder / _MANIFEST
@@ -202,25 +245,6 @@ class CheckpointFolder:
             raise self._damaged(path, "holds more than tensors and plain values") from error
         return dict(loaded)
 
-    def _read_rows(
-        self,
-        folder: Path,
-        key: str,
-        counts: Sequence[int],
-        wanted: tuple[int, int],
-        manifest: Mapping[str, Any],
-    ) -> Tensor:
-        parts: list[Tensor] = []
-        first = 0
-        for rank, count in enumerate(counts):
-            start, end = max(wanted[0], first), min(wanted[1], first + count)
-            # A rank without rows still reads one file, for the tensor's shape and type.
-            if start < end or (wanted[0] >= wanted[1] and not parts):
-                part = self._read(folder, f"rows-{rank}.pt", manifest)[key]
-                parts.append(part[max(0, start - first) : max(0, end - first)])
-            first += count
-        return torch.cat(parts)
-
     def _damaged(self, path: Path, what: str) -> FacetrainError:
         others = [step for step in self.steps() if self.folder(step) != path.parent]
         if others:
@@ -230,19 +254,47 @@ class CheckpointFolder:
         return FacetrainError(f"checkpoint file {path} {what}; {advice}")
 
 
+def _cut_rows(
+    key: str,
+    counts: Sequence[int],
+    wanted: tuple[int, int],
+    read: Callable[[str], dict[str, Any]],
+) -> Tensor:
+    """Rows [first, end) of a tensor of which rank r wrote `counts[r]`."""
+    parts: list[Tensor] = []
+    first = 0
+    for rank, count in enumerate(counts):
+        start, end = max(wanted[0], first), min(wanted[1], first + count)
+        # A rank without rows still reads one file, for the tensor's shape and type.
+        if start < end or (wanted[0] >= wanted[1] and not parts):
+            part = read(f"rows-{rank}.pt")[key]
+            parts.append(part[max(0, start - first) : max(0, end - first)])
+        first += count
+    return torch.cat(parts)
+
+
 def _write(path: Path, content: dict[str, Any]) -> dict[str, int]:
     """Write and flush; the file's size in bytes and CRC-32."""
-    # Tensors that are views of a larger storage would take all of it along.
     compact = {
-        key: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        key: _compact(value) if isinstance(value, Tensor) else value
         for key, value in content.items()
     }
     with path.open("w+b") as file:
-        torch.save(compact, file)
+        try:
+            torch.save(compact, file)
+        except RuntimeError as error:
+            # What torch's zip writer makes of a disk that is full.
+            raise OSError(errno.EIO, "writing failed, probably no space left", str(path)) from error
         file.flush()
         os.fsync(file.fileno())
         file.seek(0)
         return {"bytes": os.fstat(file.fileno()).st_size, "crc32": _crc32(file)}
+
+
+def _compact(value: Tensor) -> Tensor:
+    """On the CPU, in a storage of its own: a view would take all of its base along."""
+    value = value.detach().cpu()
+    return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
 
 
 def _crc32(file: BinaryIO) -> int:

@@ -41,25 +41,6 @@ def device_for(wish: str, world: World) -> tuple[torch.device, str]:
     return torch.device("cpu"), note
 
 
-def choose_device(wish: str, local_rank: int) -> torch.device:
-    """The device of this process: "auto" is the local rank's GPU where there is one.
-
-    Raises:
-        FacetrainError: a GPU is asked for and there is none for this rank.
-    """
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wish == "cpu" or (wish == "auto" and num_gpus == 0):
-        return torch.device("cpu")
-    if local_rank >= num_gpus:
-        raise FacetrainError(
-            f"--device {wish}: process {local_rank} of this machine needs a GPU of its own and "
-            f"there are {num_gpus}; use --device cpu, or at most {num_gpus} processes"
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
 def choose_precision(wish: str, device: torch.device) -> torch.dtype | None:
     """bfloat16 for autocast, or None for plain fp32; "auto" is bf16 where the device has it.
 

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from facetrain.backbones import Backbone, build_backbone
 from facetrain.backbones.arcface_weights import load_state, read_arcface_state, read_torch_file
+from facetrain.checkpoint import CHECKPOINTS, CheckpointFolder, whole_checkpoint_steps
 from facetrain.device import device_for
+from facetrain.distributed.single import SingleCommunicator
 from facetrain.distributed.world import World
 from facetrain.errors import FacetrainError
 from facetrain.preprocessing import Preprocessing
@@ -243,6 +245,30 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
     return TorchEmbedder(backbone.to(device), preprocessing, device, name=values["backbone"])
 
 
+def load_checkpoint_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
+    """The model of a checkpoint, or of the newest one in a run directory.
+
+    Raises:
+        FacetrainError: no checkpoint there, or a damaged one.
+    """
+    folder = path.parent
+    steps = [step for step in whole_checkpoint_steps(folder) if path.name == f"step-{step:08d}"]
+    if not steps:
+        folder = path / CHECKPOINTS
+        steps = whole_checkpoint_steps(folder)
+    if not steps:
+        raise FacetrainError(
+            f"folder {path}: holds no {MODEL_FILE} and no checkpoint; name a run's folder, one of "
+            "its checkpoints, or a model file"
+        )
+    facts, state = CheckpointFolder(folder, SingleCommunicator()).model(steps[-1])
+    backbone = build_backbone(facts["backbone"], facts["embedding-size"])
+    load_state(backbone, state, folder / f"step-{steps[-1]:08d}")
+    name = f"{facts['backbone']}, step {steps[-1]:,}"
+    preprocessing = Preprocessing.from_dict(facts["preprocessing"])
+    return TorchEmbedder(backbone.to(device), preprocessing, device, name=name)
+
+
 def load_arcface_model(
     path: Path, backbone_name: str, device: torch.device | str = "cpu"
 ) -> TorchEmbedder:
@@ -270,8 +296,9 @@ def load_embedder(
     """The embedder in a file or run directory.
 
     Args:
-        path: an .onnx file, a file written by `save_model`, a run directory that holds one, or,
-            with `backbone`, an arcface_torch state dict.
+        path: an .onnx file, a file written by `save_model`, a run directory (its model.pt, or its
+            newest checkpoint while it has none), a checkpoint of one, or, with `backbone`, an
+            arcface_torch state dict.
         device: "cpu", "cuda", or "auto": a GPU where there is one that can run the file.
         color: channel order to feed it; None means the stored one, RGB where none is stored.
         backbone: name of the backbone of an arcface_torch state dict; None for other files.
@@ -279,18 +306,16 @@ def load_embedder(
     Raises:
         FacetrainError: whatever keeps it from being read, in one line.
     """
-    if path.is_dir():
-        if not (path / MODEL_FILE).is_file():
-            raise FacetrainError(
-                f"run directory {path}: holds no {MODEL_FILE}; training writes one when it ends"
-            )
+    if (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
     if path.suffix == ".onnx":
         if backbone is not None:
             raise FacetrainError(f"backbone {backbone!r}: an ONNX file has its own; leave it out")
         return OnnxEmbedder(path, Preprocessing(color=color or "rgb"), device)
     torch_device, _ = device_for(device, World())
-    if backbone is not None:
+    if path.is_dir():
+        embedder = load_checkpoint_model(path, torch_device)
+    elif backbone is not None:
         embedder = load_arcface_model(path, backbone, torch_device)
     else:
         embedder = load_model(path, torch_device)

@@ -42,6 +42,7 @@ __all__ = [
     "MemoryReport",
     "format_bytes",
     "parse_bytes",
+    "peak_memory_bytes",
     "peak_rss_bytes",
     "profile_backbone",
 ]
@@ -253,6 +254,13 @@ def profile_backbone(
         accumulates=accumulates,
         num_timings=num_timings,
     )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """What runs out first: the allocator's peak on a GPU, else the process's peak memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_rss_bytes()
 
 
 def peak_rss_bytes() -> int:

@@ -6,24 +6,26 @@ and the evaluation task.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shlex
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from facetrain.backbones import Backbone, build_backbone
-from facetrain.checkpoint import CheckpointFolder
+from facetrain.checkpoint import CHECKPOINTS, CheckpointFolder
 from facetrain.classifier import ShardedClassifier
-from facetrain.command import TrainingStopped
+from facetrain.command import command_line
 from facetrain.config import RunConfig
-from facetrain.device import choose_device, choose_precision
+from facetrain.device import choose_precision, device_for
 from facetrain.distributed import Communicator, World, connect, on_first_rank
 from facetrain.distributed.gradients import largest_bucket_bytes
 from facetrain.embedder import MODEL_FILE, Embedder, TorchEmbedder, save_model
+from facetrain.errors import TrainingStopped
 from facetrain.evaluation.baselines import PixelPca
 from facetrain.evaluation.task import EvaluationTask, SystemResult, embed_over_ranks
 from facetrain.margins import build_margin
@@ -32,10 +34,11 @@ from facetrain.optim import Schedule
 from facetrain.preflight import check_sizes, load_dataset
 from facetrain.preprocessing import Preprocessing
 from facetrain.report.page import write_atomically
-from facetrain.report.training import TrainingReport, summary, write_training_report
-from facetrain.run_folder import CHECKPOINTS, choose_run_folder
+from facetrain.report.training import REPORT_FILE, TrainingReport, summary, write_training_report
+from facetrain.run_folder import choose_run_folder
 from facetrain.run_log import RunLog, read_metrics
 from facetrain.trainer import Components, Trainer, average_buffers
+from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.identity_dataset import IdentityDataset
 from facetrain_datasets.loader import build_loader
 from facetrain_datasets.samplers import StreamSampler
@@ -63,18 +66,30 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
     started = time.monotonic()
     config.check()
     world = World.from_environment()
-    device = choose_device(config.device, world.local_rank)
+    device, device_note = device_for(config.device, world)
     communicator = connect(world, device, config.engine, config.timeout_s)
     check_sizes(config, source, communicator.world_size)
-    folder, resume_step = on_first_rank(
+    run = on_first_rank(
         communicator, lambda: choose_run_folder(config.name, config.out, resume=config.resume)
     )
-    first = communicator.rank == 0
-    with RunLog(folder if first else None, visible=first, start_step=resume_step) as log:
+    folder, first = run.path, communicator.rank == 0
+    checkpoints = CheckpointFolder(folder / CHECKPOINTS, communicator)
+    preprocessing = Preprocessing()
+    facts = {**run_facts(config, source), "preprocessing": preprocessing.to_dict()}
+    if run.finished:
+        if first:
+            print(f"run folder {folder} is finished, see {folder / REPORT_FILE}; nothing to resume")
+        communicator.close()
+        return folder
+    if run.resume_step:
+        # Before anything of the run is changed.
+        on_first_rank(communicator, lambda: checkpoints.check(run.resume_step, facts))
+    with RunLog(folder if first else None, visible=first, start_step=run.resume_step) as log:
         log.say(f"run folder {folder}")
+        if device_note:
+            log.say(device_note)
         if first:
             write_atomically(folder / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
-        preprocessing = Preprocessing()
         dataset = load_dataset(config, source, preprocessing, communicator, log)
         backbone = build_initial_backbone(config, device)
         model = TorchEmbedder(backbone, preprocessing, device, name=config.model.backbone)
@@ -98,14 +113,15 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
                 preprocessing,
                 schedule,
                 communicator,
-                CheckpointFolder(folder / CHECKPOINTS, communicator),
+                checkpoints,
                 log,
+                facts={**facts, "training images": len(dataset)},
                 describe_image=source.describe,
             ),
         )
-        if resume_step:
-            trainer.resume(resume_step)
-            log.say(f"resumed from step {resume_step:,} of {schedule.num_steps:,}")
+        if run.resume_step:
+            trainer.resume(run.resume_step)
+            log.say(f"resumed from step {run.resume_step:,} of {schedule.num_steps:,}")
         sampler = StreamSampler(
             len(dataset),
             config.optim.global_batch_size,
@@ -125,9 +141,10 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
             )
         )
         if outcome.stopped:
+            saved = "checkpoint saved; go on with the same command and --resume"
             log.say(
-                f"stopped after step {outcome.step:,} of {schedule.num_steps:,}, checkpoint saved; "
-                "go on with the same command and --resume"
+                f"stopped after step {outcome.step:,} of {schedule.num_steps:,}"
+                + (f", {saved}" if outcome.step else ", nothing to save")
             )
             communicator.close()
             raise TrainingStopped
@@ -135,12 +152,13 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         average_buffers(backbone, communicator)
         systems = [evaluate("trained network", model, task, communicator), *baselines]
         memory_reports = communicator.all_gather_object(memory.report())
-        if first:
+
+        def write_results() -> None:
             save_model(folder / MODEL_FILE, config.model.backbone, backbone, preprocessing)
             report = TrainingReport(
                 title=f"{config.name}: {task.title}",
-                command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-                systems=systems,
+                command=command_line(),
+                systems=[system for system in systems if system is not None],
                 headline=task.headline,
                 outcome=outcome,
                 memory=memory_reports,
@@ -153,6 +171,8 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
             )
             write_training_report(folder, report)
             log.say("\n" + summary(report, folder))
+
+        on_first_rank(communicator, write_results)
     communicator.close()
     return folder
 
@@ -223,15 +243,61 @@ def plan_memory(
 
 def evaluate(
     name: str, embedder: Embedder, task: EvaluationTask, communicator: Communicator
-) -> SystemResult:
-    """One system through the task; embedding is shared by the ranks, scoring done by rank 0."""
+) -> SystemResult | None:
+    """One system through the task; embedding is shared by the ranks, scoring is rank 0's alone.
+
+    Returns:
+        The result on rank 0, None on the others: scores of all pairs are not worth sending.
+    """
     embeddings = embed_over_ranks(embedder, task.images, communicator)
-    headline, result = on_first_rank(communicator, lambda: task.score(embeddings))
-    return SystemResult(name, embedder.describe(), headline, result)
+    results: list[SystemResult] = []
+
+    def score() -> None:
+        headline, result = task.score(embeddings)
+        results.append(SystemResult(name, embedder.describe(), headline, result))
+
+    on_first_rank(communicator, score)
+    return results[0] if results else None
+
+
+def run_facts(config: RunConfig, source: FaceSource) -> dict[str, Any]:
+    """What a checkpoint and the run that goes on from it must share, by flag where it is one.
+
+    The learning rate may change (to rescue a run), and so may whatever does not change the result.
+    """
+    model, head, optim = config.model, config.head, config.optim
+    people = hashlib.sha256("\n".join(source.identities).encode()).hexdigest()[:16]
+    return {
+        "backbone": model.backbone,
+        "embedding-size": model.embedding_size,
+        "dropout": model.dropout,
+        "margin": head.margin,
+        "margin-value": head.margin_value,
+        "scale": head.scale,
+        "epochs": optim.epochs,
+        "global-batch-size": optim.global_batch_size,
+        "schedule": optim.schedule,
+        "warmup-epochs": optim.warmup_epochs,
+        "momentum": optim.momentum,
+        "weight-decay": optim.weight_decay,
+        "transforms": list(config.data.transforms),
+        "seed": config.seed,
+        "identities": f"{len(source.identities)} ({people})",
+        "images": len(source),
+    }
 
 
 def fit_pca(dataset: IdentityDataset, seed: int) -> PixelPca:
     """Principal components of the training images, or of a seeded sample of them."""
     chosen = np.random.default_rng(seed).permutation(len(dataset))[:_PCA_IMAGES]
-    images = (dataset.image(int(item)) for item in np.sort(chosen))
-    return PixelPca.fit(images, min(_PCA_COMPONENTS, len(chosen) - 1))
+
+    def readable() -> Iterator[np.ndarray]:
+        for item in np.sort(chosen):
+            # Preflight has named the bad images it saw; of a large set it saw a sample.
+            try:
+                image = dataset.image(int(item))
+            except (DatasetError, OSError):
+                continue
+            yield image
+
+    return PixelPca.fit(readable(), max(1, min(_PCA_COMPONENTS, len(chosen) // 2)))

@@ -38,11 +38,9 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = [record for record in read_metrics(folder) if record["step"] <= start_step]
-        self._metrics = (folder / METRICS_FILE).open("w", encoding="utf-8")
-        for record in earlier:
-            print(json.dumps(record), file=self._metrics)
-        self._metrics.flush()
+        for name in (METRICS_FILE, SKIPPED_FILE):
+            _drop_after(folder / name, start_step)
+        self._metrics = (folder / METRICS_FILE).open("a", encoding="utf-8")
         from torch.utils.tensorboard import SummaryWriter
 
         self._board = SummaryWriter(folder / "tensorboard", purge_step=start_step + 1)
@@ -124,8 +122,21 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Records of a run's metrics.jsonl, without a last line cut off by a kill."""
-    path = folder / METRICS_FILE
+    """Records of a run's metrics.jsonl."""
+    return _read_records(folder / METRICS_FILE)
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Keep the records of steps 1 to `step`; the old file stays until the new one is whole."""
+    if path.is_file():
+        partial = path.with_name(f".{path.name}.partial")
+        kept = [record for record in _read_records(path) if 0 < record["step"] <= step]
+        partial.write_text("".join(f"{json.dumps(record)}\n" for record in kept), encoding="utf-8")
+        partial.replace(path)
+
+
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    """Records of a JSON-lines file, without a last line cut off by a kill."""
     records = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -38,3 +38,5 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+        # The second one does what it always does.
+        signal.signal(number, self._previous[number])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbones import Backbone
-from facetrain.checkpoint import CheckpointFolder, TrainingState
+from facetrain.checkpoint import BACKBONE, CheckpointFolder, TrainingState, with_prefix
 from facetrain.classifier import ShardedClassifier
 from facetrain.config import RunConfig
 from facetrain.distributed import Communicator
 from facetrain.distributed.gradients import GradientSum
 from facetrain.errors import FacetrainError
-from facetrain.memory import MemoryManager, format_bytes, peak_rss_bytes
+from facetrain.memory import MemoryManager, format_bytes, peak_memory_bytes
 from facetrain.optim import (
     Schedule,
     build_optimizer,
@@ -70,6 +70,8 @@ class Components:
     communicator: Communicator
     checkpoints: CheckpointFolder
     log: RunLog
+    facts: Mapping[str, Any]
+    """What a checkpoint and a run that goes on from it must share."""
     describe_image: Callable[[int], str]
     """File name of an image, by its number in the source."""
 
@@ -111,19 +113,6 @@ class Trainer:
 
     # --- state -----------------------------------------------------------------------------------
 
-    def facts(self) -> dict[str, Any]:
-        """What a checkpoint and a run that goes on from it must share."""
-        config, head = self._config, self._parts.head
-        return {
-            "backbone": config.model.backbone,
-            "embedding-size": config.model.embedding_size,
-            "margin": config.head.margin,
-            "classes": head.num_classes,
-            "global-batch-size": config.optim.global_batch_size,
-            "seed": config.seed,
-            "steps": self._parts.schedule.num_steps,
-        }
-
     def save(self) -> None:
         """Write a checkpoint of the current step; every rank calls it."""
         parts = self._parts
@@ -132,9 +121,9 @@ class Trainer:
         parts.checkpoints.save(
             TrainingState(
                 self.step,
-                self.facts(),
+                parts.facts,
                 common={
-                    **{f"backbone/{k}": v for k, v in parts.backbone.state_dict().items()},
+                    **{BACKBONE + k: v for k, v in parts.backbone.state_dict().items()},
                     **{
                         f"optimizer/{k}": v
                         for k, v in optimizer_state(self._optimizer, self._trained).items()
@@ -154,11 +143,11 @@ class Trainer:
         parts = self._parts
         head = parts.head
         rows = (head.first_class, head.first_class + len(head.centers))
-        state = parts.checkpoints.load(step, self.facts(), {"centers": rows})
-        backbone = _with_prefix(state.common, "backbone/")
+        state = parts.checkpoints.load(step, parts.facts, {"centers": rows})
+        backbone = with_prefix(state.common, BACKBONE)
         parts.backbone.load_state_dict(backbone)
         restore_optimizer_state(
-            self._optimizer, self._trained, _with_prefix(state.common, "optimizer/")
+            self._optimizer, self._trained, with_prefix(state.common, "optimizer/")
         )
         with torch.no_grad():
             head.centers.copy_(state.rows["centers"])
@@ -187,22 +176,29 @@ class Trainer:
             StopRequest() as stop,
             parts.log.progress("training", num_steps, first_step) as progress,
         ):
-            while self.step < num_steps and not stop.agreed:
+            while self.step < num_steps:
                 started = time.perf_counter()
                 micro_batches = [next(stream) for _ in range(optim.micro_batches)]
                 waited = time.perf_counter() - started
+                counts = self._exchange(micro_batches, stop)
+                if stop.agreed:
+                    if interval.num_images:
+                        self._log_interval(interval)
+                    if self.step > 0:
+                        self.save()
+                    break
                 loss, num_rows = self._do_step(
-                    micro_batches, stop, measured=self.step == measured_step
+                    micro_batches, counts, measured=self.step == measured_step
                 )
                 self.step += 1
                 elapsed = time.perf_counter() - started
                 clock.add(elapsed, waited, num_rows, counted=self.step > first_step + 2)
                 interval.add(loss, elapsed, num_rows)
-                if self.step % self._config.log_every == 0 or self.step == num_steps:
+                last = self.step == num_steps
+                if last or self.step % self._config.log_every == 0:
                     self._log_interval(interval)
                     interval = Interval()
                 progress.update(self.step, self._note(loss, clock))
-                last = self.step == num_steps or stop.agreed
                 if last or self.step % self._config.checkpoint_every == 0:
                     self.save()
         if clock.input_share > _INPUT_BOUND_SHARE:
@@ -219,18 +215,18 @@ class Trainer:
         )
 
     def _do_step(
-        self, micro_batches: Sequence[Batch], stop: StopRequest, *, measured: bool
+        self, micro_batches: Sequence[Batch], counts: Sequence[Sequence[int]], *, measured: bool
     ) -> tuple[float, int]:
-        """One optimizer step; the loss of its N rows, and N."""
+        """One optimizer step; the loss of its N rows, and N.
+
+        Args:
+            counts: rows to use of each micro-batch and rank, [micro-batch][rank].
+            measured: count the backbone's memory.
+        """
         parts = self._parts
-        lonely = [len(batch) == 1 for batch in micro_batches]
-        sizes = [
-            0 if alone else len(batch) for batch, alone in zip(micro_batches, lonely, strict=True)
-        ]
-        counts = self._exchange([*sizes, sum(len(b.skipped) for b in micro_batches)], stop)
-        num_rows = sum(sum(row) for row in counts[:-1])
-        self._note_skipped(micro_batches, lonely, sum(counts[-1]))
+        num_rows = sum(sum(row) for row in counts)
         if num_rows == 0:
+            self._skip_step(micro_batches, "none of its images can be read")
             return math.nan, 0
 
         step_seed = (self._config.seed * 1_000_003 + self.step) * 4096 + parts.communicator.rank
@@ -244,7 +240,6 @@ class Trainer:
                 with self._gradient_sum if last else nullcontext():
                     loss += self._do_micro_batch(
                         batch,
-                        sizes[index],
                         counts[index],
                         num_rows,
                         not_counted=nullcontext if live is None else live.paused,
@@ -256,7 +251,7 @@ class Trainer:
             # The same on every rank: the loss and the gradients are sums over all of them.
             for buffer, before in zip(parts.backbone.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-            self._skip_step(micro_batches, value, norm.item())
+            self._skip_step(micro_batches, f"loss {value:g}, gradient norm {norm.item():g}")
             return math.nan, num_rows
         self._bad_steps_in_a_row = 0
         set_lr(self._optimizer, parts.schedule.lr(self.step))
@@ -266,7 +261,6 @@ class Trainer:
     def _do_micro_batch(
         self,
         batch: Batch,
-        size: int,
         counts: Sequence[int],
         num_rows: int,
         *,
@@ -275,12 +269,13 @@ class Trainer:
         """Forward and backward; this micro-batch's part of the step's loss.
 
         Args:
-            size: rows to use, all of the batch or none: without one, this rank only takes part
-                in the head's collectives.
+            counts: rows to use of each rank; of this one all or none. Without any, this rank
+                only takes part in the head's collectives.
             not_counted: entered around the input and the head, which are not the backbone's.
         """
         parts = self._parts
         device = parts.communicator.device
+        size = counts[parts.communicator.rank]
         with not_counted():
             images = parts.preprocessing.normalise(batch.images.to(device, non_blocking=True))
             labels = batch.labels[:size].to(device)
@@ -297,50 +292,52 @@ class Trainer:
             embeddings.backward(leaf.grad)
         return loss.detach()
 
-    def _exchange(self, sizes: Sequence[int], stop: StopRequest) -> list[list[int]]:
-        """Every rank's `sizes`, [len(sizes)][rank]; also agrees on stopping. 8 bytes each."""
+    def _exchange(self, micro_batches: Sequence[Batch], stop: StopRequest) -> list[list[int]]:
+        """Rows to use of each micro-batch and rank; also agrees on stopping, and names skips.
+
+        A row alone on a rank is not used: BatchNorm has no statistics of one. 8 bytes a number.
+        """
         communicator = self._parts.communicator
-        own = torch.tensor([[*sizes, stop.requested]], dtype=torch.int64)
+        sizes = [len(batch) if len(batch) > 1 else 0 for batch in micro_batches]
+        num_skipped = sum(len(batch.skipped) for batch in micro_batches)
+        own = torch.tensor([[*sizes, num_skipped, stop.requested]], dtype=torch.int64)
         rows = communicator.all_gather(own.to(communicator.device), [1] * communicator.world_size)
-        columns = rows.T.tolist()
-        stop.agreed = any(columns[-1])
-        return columns[:-1]
+        *counts, skipped, requested = rows.T.tolist()
+        stop.agreed = any(requested)
+        if any(skipped) and not stop.agreed:
+            self._note_skipped(micro_batches)
+        return counts
 
     # --- what went wrong -------------------------------------------------------------------------
 
-    def _note_skipped(
-        self, micro_batches: Sequence[Batch], lonely: Sequence[bool], num_skipped: int
-    ) -> None:
+    def _note_skipped(self, micro_batches: Sequence[Batch]) -> None:
         """Count and name images that could not be read, and rows left alone by them."""
-        if not num_skipped:
-            return
         lines = [line for batch in micro_batches for line in batch.skipped]
         lines += [
             f"{name}: alone in its micro-batch, which BatchNorm cannot use"
-            for batch, alone in zip(micro_batches, lonely, strict=True)
-            for name in (self._names(batch) if alone else [])
+            for batch in micro_batches
+            for name in (self._names(batch) if len(batch) == 1 else [])
         ]
         everyone = self._parts.communicator.all_gather_object(lines)
         files = [line for rank_lines in everyone for line in rank_lines]
         self._totals.skipped_images += len(files)
-        self._parts.log.skipped(self.step, f"{len(files)} images skipped, {files[0]}", files)
+        self._parts.log.skipped(self.step + 1, f"{len(files)} images skipped, {files[0]}", files)
 
-    def _skip_step(self, micro_batches: Sequence[Batch], loss: float, norm: float) -> None:
-        """Count a step whose loss or gradient is not finite, and name its images."""
+    def _skip_step(self, micro_batches: Sequence[Batch], reason: str) -> None:
+        """Count a step that cannot be used, and name its images."""
         names = [name for batch in micro_batches for name in self._names(batch)]
         everyone = self._parts.communicator.all_gather_object(names)
         files = [name for rank_names in everyone for name in rank_names]
         self._totals.skipped_steps += 1
         self._bad_steps_in_a_row += 1
-        what = (
-            f"step skipped: loss {loss:g}, gradient norm {norm:g}; its {len(files)} images "
-            f"(first {files[0]}) are listed in skipped.jsonl"
-        )
-        self._parts.log.skipped(self.step, what, files)
+        what = f"step skipped: {reason}"
+        if files:
+            what += f"; its {len(files)} images (first {files[0]}) are listed in skipped.jsonl"
+        self._parts.log.skipped(self.step + 1, what, files)
         if self._bad_steps_in_a_row == _MOST_BAD_STEPS_IN_A_ROW:
             raise FacetrainError(
-                f"loss or gradient not finite in {_MOST_BAD_STEPS_IN_A_ROW} steps in a row, the "
-                f"last at step {self.step}: lower --lr or raise --warmup-epochs, then start again "
+                f"{_MOST_BAD_STEPS_IN_A_ROW} steps in a row skipped, the last at step "
+                f"{self.step + 1} ({reason}): check the images' disk, or lower --lr, then go on "
                 "from the last checkpoint with --resume"
             )
 
@@ -350,14 +347,14 @@ class Trainer:
     # --- what is shown ---------------------------------------------------------------------------
 
     def _note(self, loss: float, clock: Clock) -> str:
-        memory = format_bytes(peak_rss_bytes())
+        memory = format_bytes(peak_memory_bytes(self._parts.communicator.device))
         return f"loss {loss:.3f}  {clock.images_per_s:.0f} img/s  {memory}"
 
     def _log_interval(self, interval: Interval) -> None:
         values = {
             "lr": self._parts.schedule.lr(self.step - 1),
             "images_per_s": interval.images_per_s,
-            "peak_rss_bytes": peak_rss_bytes(),
+            "peak_memory_bytes": peak_memory_bytes(self._parts.communicator.device),
         }
         if math.isfinite(interval.mean_loss):
             values["loss"] = interval.mean_loss
@@ -378,7 +375,3 @@ def average_buffers(module: nn.Module, communicator: Communicator) -> None:
     communicator.all_reduce(flat).div_(communicator.world_size)
     for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
         buffer.copy_(mean.view_as(buffer))
-
-
-def _with_prefix(values: Any, prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}

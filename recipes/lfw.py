@@ -33,7 +33,7 @@ DEFAULTS = RunConfig(
     memory="160MiB",
     model=ModelConfig(backbone="mobilefacenet_tiny", embedding_size=128),
     head=HeadConfig(margin="cosface", margin_value=0.1, scale=32.0),
-    optim=OptimConfig(epochs=15, global_batch_size=64, lr=1.6, warmup_epochs=1, schedule="cosine"),
+    optim=OptimConfig(epochs=12, global_batch_size=64, lr=1.6, warmup_epochs=1, schedule="cosine"),
     data=DataConfig(transforms=("flip", "shift_scale", "color")),
 )
 

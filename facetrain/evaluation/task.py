@@ -11,6 +11,7 @@ import torch
 
 from facetrain.distributed import Communicator, even_counts, raise_together
 from facetrain.embedder import Embedder, embed_images
+from facetrain.errors import bad_input_errors, bad_input_message
 from facetrain.evaluation.identification import IdentityResult, evaluate_identities
 from facetrain.evaluation.metrics import ScoreReport
 from facetrain.evaluation.verification import VerificationResult, verify
@@ -109,8 +110,8 @@ def embed_over_ranks(
         own = embed_images(
             embedder, (images[row] for row in range(first, first + counts[communicator.rank]))
         )
-    except ValueError as error:
-        problem = str(error)
+    except bad_input_errors() as error:
+        problem = bad_input_message(error)
     raise_together(communicator, problem)
     rows = torch.from_numpy(own).to(communicator.device)
     return communicator.all_gather(rows, counts).cpu().numpy()

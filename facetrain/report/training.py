@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,10 @@ from facetrain.memory import MemoryReport
 from facetrain.report import plots
 from facetrain.report.page import Facts, Figure, Section, Table, write_atomically, write_page
 from facetrain.report.tables import percent, tar_table, threshold_table
+from facetrain.run_folder import RESULTS_FILE
 from facetrain.trainer import TrainingOutcome
 
 REPORT_FILE = "report.html"
-RESULTS_FILE = "results.json"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class TrainingReport:
         return max(self.memory, key=lambda report: report.measured_peak_bytes or 0)
 
     @property
+    def images_per_s(self) -> float:
+        """Median over the run, whichever processes did its parts."""
+        speeds = [record["images_per_s"] for record in self.metrics]
+        return statistics.median(speeds) if speeds else 0.0
+
+    @property
     def final_loss(self) -> float | None:
         losses = [record["loss"] for record in self.metrics if "loss" in record]
         return losses[-1] if losses else None
@@ -80,7 +87,7 @@ def run_facts(report: TrainingReport) -> Facts:
             "trained on": f"{report.num_images:,} images of {report.num_classes:,} identities",
             "steps": f"{outcome.step:,} on {len(report.memory)} processes, "
             f"{report.precision}{loss}",
-            "speed": f"{outcome.images_per_s:,.0f} img/s, {outcome.input_share:.0%} of the time "
+            "speed": f"{report.images_per_s:,.0f} img/s, {outcome.input_share:.0%} of the time "
             "waiting for images",
             "memory": memory.describe(),
             "skipped": f"{skipped.skipped_images} images, {skipped.skipped_steps} steps",
@@ -169,7 +176,7 @@ def write_training_report(folder: Path, report: TrainingReport) -> None:
             for system in report.systems
         },
         "step": report.outcome.step,
-        "images_per_s": report.outcome.images_per_s,
+        "images_per_s": report.images_per_s,
         "input_share": report.outcome.input_share,
         "final_loss": report.final_loss,
         "skipped": asdict(report.outcome.totals),

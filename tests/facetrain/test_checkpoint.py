@@ -144,3 +144,38 @@ def test_a_checkpoint_that_cannot_be_written_stops_every_rank(tmp_path: Path) ->
     for result in run_ranks(_save_where_impossible, 2, blocked):
         assert isinstance(result, FacetrainError)
         assert "cannot be written" in result.args[0]
+
+
+def _load_with_damage(communicator: Communicator, path: Path) -> None:
+    if communicator.rank == 0:
+        damaged = path / "step-00000005" / "rows-1.pt"
+        damaged.write_bytes(damaged.read_bytes()[:-9])
+    communicator.barrier()
+    _load(communicator, path)
+
+
+def test_a_file_that_only_one_rank_reads_stops_all_when_damaged(tmp_path: Path) -> None:
+    _run(2, _save, tmp_path)
+    for result in run_ranks(_load_with_damage, 2, tmp_path):
+        assert isinstance(result, FacetrainError)
+        assert "rows-1.pt" in result.args[0]
+
+
+def test_facts_can_be_checked_before_anything_else_is_read(tmp_path: Path) -> None:
+    _save(SingleCommunicator(), tmp_path)
+    folder = CheckpointFolder(tmp_path, SingleCommunicator())
+    folder.check(5, {"classes": NUM_ROWS})
+    with pytest.raises(FacetrainError, match="classes is 7 there and 8 now"):
+        folder.check(5, {"classes": 8})
+
+
+def test_a_full_disk_is_bad_input_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        # What torch's zip writer raises.
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(FacetrainError, match=r"cannot be written .*no space left"):
+        _save(SingleCommunicator(), tmp_path)

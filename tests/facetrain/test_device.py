@@ -6,26 +6,11 @@ import pytest
 import torch
 
 from facetrain import device as device_module
-from facetrain.device import choose_device, choose_precision, device_for
+from facetrain.device import choose_precision, device_for
 from facetrain.distributed import World
 from facetrain.errors import FacetrainError
 
 CPU = torch.device("cpu")
-
-
-def test_auto_without_a_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto", 0) == CPU
-    with pytest.raises(FacetrainError, match=r"--device cuda: process 0 .* there are 0"):
-        choose_device("cuda", 0)
-
-
-def test_more_processes_than_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(FacetrainError, match="there are 2; use --device cpu, or at most 2"):
-        choose_device("auto", 2)
-    assert choose_device("cpu", 2) == CPU
 
 
 def _machine(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from facetrain.errors import FacetrainError
-from facetrain.run_folder import choose_run_folder
+from facetrain.run_folder import RunFolder, choose_run_folder
 
 
 def _checkpoint(folder: Path, step: int) -> None:
@@ -16,26 +16,44 @@ def _checkpoint(folder: Path, step: int) -> None:
     (target / "manifest.json").write_text("{}")
 
 
-def test_new_runs_are_numbered_and_resume_means_the_newest_with_a_checkpoint(
+def test_new_runs_are_numbered_and_resume_means_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert choose_run_folder("lfw", None, resume=False) == (Path("runs/lfw"), 0)
+    assert choose_run_folder("lfw", None, resume=False) == RunFolder(Path("runs/lfw"))
     _checkpoint(Path("runs/lfw"), 40)
-    assert choose_run_folder("lfw", None, resume=False) == (Path("runs/lfw-2"), 0)
+    assert choose_run_folder("lfw", None, resume=False) == RunFolder(Path("runs/lfw-2"))
     _checkpoint(Path("runs/lfw-2"), 10)
     _checkpoint(Path("runs/lfw-2"), 20)
-    Path("runs/lfw-3").mkdir()
     Path("runs/lfw-other").mkdir()
-    assert choose_run_folder("lfw", None, resume=False) == (Path("runs/lfw-4"), 0)
-    assert choose_run_folder("lfw", None, resume=True) == (Path("runs/lfw-2"), 20)
+    Path("runs/lfw-2/checkpoints/step-00000030.bak").mkdir()
+    assert choose_run_folder("lfw", None, resume=True) == RunFolder(Path("runs/lfw-2"), 20)
+    Path("runs/lfw-2/results.json").touch()
+    assert choose_run_folder("lfw", None, resume=True) == RunFolder(Path("runs/lfw-2"), 20, True)
+
+
+def test_resume_does_not_silently_take_an_older_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _checkpoint(Path("runs/lfw"), 40)
+    Path("runs/lfw-2").mkdir()
+    with pytest.raises(FacetrainError) as raised:
+        choose_run_folder("lfw", None, resume=True)
+    assert "no checkpoint in runs/lfw-2" in str(raised.value)
+    assert "--out runs/lfw" in str(raised.value)
 
 
 def test_a_used_folder_is_not_overwritten(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 7)
-    assert choose_run_folder("lfw", tmp_path, resume=True) == (tmp_path, 7)
+    assert choose_run_folder("lfw", tmp_path, resume=True) == RunFolder(tmp_path, 7)
     with pytest.raises(FacetrainError, match="holds a run already; add --resume"):
         choose_run_folder("lfw", tmp_path, resume=False)
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_at_once() -> None:
+    with pytest.raises(FacetrainError, match=r"/proc/x: cannot be written .* --out"):
+        choose_run_folder("lfw", Path("/proc/x"), resume=False)
 
 
 def test_nothing_to_resume_says_where_it_looked(tmp_path: Path) -> None:

@@ -17,8 +17,11 @@ def test_metrics_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')  # a kill in the middle of a line
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3, 4]
+    with (tmp_path / "skipped.jsonl").open("w") as file:
+        file.writelines(json.dumps({"step": step}) + "\n" for step in (0, 2, 3))
     with RunLog(tmp_path, visible=False, start_step=2) as log:
         log.metrics(3, {"loss": 6.5})
+    assert json.loads((tmp_path / "skipped.jsonl").read_text()) == {"step": 2}
     assert read_metrics(tmp_path) == [
         {"step": 1, "loss": 9.0},
         {"step": 2, "loss": 8.0},

@@ -107,6 +107,7 @@ def _trainer(
             RunLog(
                 folder if communicator.rank == 0 else None, visible=False, start_step=resume_step
             ),
+            facts={"classes": CLASSES},
             describe_image=lambda index: f"image-{index}.jpg",
         ),
     )
@@ -207,7 +208,7 @@ def test_skipped_images_are_counted_named_and_leave_the_others_their_weight(
         torch.testing.assert_close(two[0][name], value, rtol=1e-4, atol=1e-6)
     record = json.loads((tmp_path / "two" / "skipped.jsonl").read_text())
     assert record == {
-        "step": 3,
+        "step": 4,
         "what": "2 images skipped, a.jpg: cut",
         "files": ["a.jpg: cut", "b.jpg: cut"],
     }
@@ -259,7 +260,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_names_its_images(
             assert torch.isfinite(value.float()).all()
             assert torch.equal(after[name], value)
     record = json.loads((tmp_path / "skipped.jsonl").read_text())
-    assert record["step"] == 2
+    assert record["step"] == 3
     assert sorted(record["files"]) == sorted(f"image-{2 * BATCH + row}.jpg" for row in range(BATCH))
 
 
@@ -272,7 +273,7 @@ def test_a_run_that_stays_not_finite_ends_with_advice(
         trainer._parts.head.centers.fill_(float("inf"))
     with (
         trainer._parts.log,
-        pytest.raises(FacetrainError, match=r"3 steps in a row.*lower --lr"),
+        pytest.raises(FacetrainError, match=r"3 steps in a row skipped.*lower --lr"),
     ):
         trainer.fit(_batches(SingleCommunicator(), 1, 0, None))
 
@@ -298,9 +299,33 @@ def test_ctrl_c_on_one_rank_stops_all_after_the_step_with_a_checkpoint(
         results = [_interrupted(SingleCommunicator(), tmp_path)]
     else:
         results = raise_first(run_ranks(_interrupted, world_size, tmp_path))
-    assert [(outcome.step, outcome.stopped) for outcome in results] == [(3, True)] * world_size
-    weights, losses, outcome = _on(world_size, tmp_path, {"resume_step": 3})[0]
+    assert [(outcome.step, outcome.stopped) for outcome in results] == [(2, True)] * world_size
+    weights, losses, outcome = _on(world_size, tmp_path, {"resume_step": 2})[0]
     assert not outcome.stopped
     assert losses == pytest.approx(whole[1], rel=1e-5)
     for name, value in whole[0].items():
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_whose_images_all_vanish_ends_with_advice_and_keeps_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("facetrain.trainer._MOST_BAD_STEPS_IN_A_ROW", 2)
+    communicator = SingleCommunicator()
+    trainer = _trainer(communicator, tmp_path)
+
+    def batches() -> Iterator[TinyBatch]:
+        for number, batch in enumerate(_batches(communicator, 1, 0, None)):
+            if number < 3:
+                yield batch
+            else:
+                none = torch.arange(0)
+                yield TinyBatch(batch.images[none], batch.labels[none], none, ["gone"] * BATCH)
+
+    with (
+        trainer._parts.log,
+        pytest.raises(FacetrainError, match=r"2 steps in a row skipped.*check the images' disk"),
+    ):
+        trainer.fit(batches())
+    assert trainer._totals.skipped_images == 2 * BATCH
+    assert trainer._parts.checkpoints.steps() == [2, 4]

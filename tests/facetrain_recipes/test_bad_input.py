@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -152,7 +154,7 @@ def test_bad_images_are_left_out_and_listed_on_request(
 def test_checkpoint_cut_in_half_is_named(
     name: str, mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(mini_lfw.flags()) == 0
+    _run_without_report(mini_lfw)
     capsys.readouterr()
     last = sorted((mini_lfw.root / "run" / "checkpoints").glob("step-*"))[-1]
     (last / name).write_bytes((last / name).read_bytes()[: (last / name).stat().st_size // 2])
@@ -160,3 +162,86 @@ def test_checkpoint_cut_in_half_is_named(
     error = _one_line_error(capsys)
     assert str(last / name) in error
     assert "to resume from step" in error
+
+
+def _run_without_report(mini: MiniLfw) -> None:
+    """As if killed between the last step and the report."""
+    assert main(mini.flags()) == 0
+    (mini.root / "run" / "results.json").unlink()
+
+
+def _contents(mini: MiniLfw) -> dict[str, bytes]:
+    run = mini.root / "run"
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and "tensorboard" not in path.parts
+    }
+
+
+def test_a_refused_resume_names_the_differences_and_changes_nothing(
+    mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run_without_report(mini_lfw)
+    before = _contents(mini_lfw)
+    shutil.rmtree(mini_lfw.data / "person_00000")
+    capsys.readouterr()
+    assert main(mini_lfw.flags("--resume", "--embedding-size", "8", "--scale", "16")) == 2
+    error = _one_line_error(capsys)
+    assert "embedding-size is 16 there and 8 now" in error
+    assert "scale is 32.0 there and 16.0 now" in error
+    assert "images is 16 there and 12 now" in error
+    assert "identities is 4 " in error
+    assert _contents(mini_lfw) == before
+
+
+def test_a_run_killed_before_its_report_resumes_to_the_same_report(mini_lfw: MiniLfw) -> None:
+    _run_without_report(mini_lfw)
+    before = _contents(mini_lfw)
+    assert main(mini_lfw.flags("--resume")) == 0
+    after = _contents(mini_lfw)
+    results = json.loads(after["results.json"])
+    assert results["step"] == 4
+    assert results["images_per_s"] > 0
+    for name in ("metrics.jsonl", "checkpoints/step-00000004/rows-0.pt"):
+        assert after[name] == before[name]
+
+
+def test_an_unfinished_run_and_each_checkpoint_can_be_evaluated(
+    mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(mini_lfw.flags()) == 0
+    run = mini_lfw.root / "run"
+
+    def accuracy(model: Path) -> tuple[str, str]:
+        capsys.readouterr()
+        pairs = mini_lfw.protocols / "lfw_pairsDevTest.txt"
+        flags = ("--model", str(model), "--data", str(mini_lfw.data), "--pairs", str(pairs))
+        assert main(["eval", "verification", *flags, "--folds", "4"]) == 0
+        out = capsys.readouterr().out
+        return out, out[out.index("accuracy") :]
+
+    _, finished = accuracy(run)
+    (run / "model.pt").unlink()
+    for model in (run, run / "checkpoints" / "step-00000004"):
+        out, figures = accuracy(model)
+        assert "mobilefacenet_tiny, step 4" in out
+        assert figures == finished
+    out, _ = accuracy(run / "checkpoints" / "step-00000002")
+    assert "step 2" in out
+    assert (
+        main(["eval", "verification", "--model", str(mini_lfw.root), "--data", ".", "--pairs", "."])
+        == 2
+    )
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(
+    mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(mini_lfw.flags()) == 0
+    before = _contents(mini_lfw)
+    capsys.readouterr()
+    assert main(mini_lfw.flags("--resume", "--lr", "7")) == 0
+    out = capsys.readouterr().out
+    assert f"run folder {mini_lfw.root / 'run'} is finished" in out
+    assert _contents(mini_lfw) == before
