@@ -130,7 +130,7 @@ def _start_long(mini: MiniLfw, *more: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_ctrl_c_saves_and_the_run_goes_on_with_1_2_and_3_processes(mini_lfw: MiniLfw) -> None:
+def test_ctrl_c_saves_and_the_run_goes_on_with_1_or_3_processes(mini_lfw: MiniLfw) -> None:
     process = _start_long(mini_lfw)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -141,7 +141,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_with_1_2_and_3_processes(mini_lfw: Min
 
     before = _losses(mini_lfw)
     stopped_at = max(before)
-    for num_processes in (1, 3, 2):
+    for num_processes in (1, 3):
         # Stops again soon: the schedule of 400 epochs is part of the run.
         process = subprocess.Popen(
             [*COMMAND, *mini_lfw.flags("--epochs", "400", "--resume", num_processes=num_processes)],
