@@ -36,8 +36,8 @@ def launch(
 ) -> int:
     """Run `command` as `num_processes` ranks on this machine; its exit code.
 
-    The first rank that fails ends the others. Ctrl-C or SIGTERM is passed on once, so that ranks
-    can save and leave; the second one kills them. Should this process be killed, they end
+    The first rank that fails ends the others. The first Ctrl-C or SIGTERM asks the ranks to save
+    and leave; the second one kills them. Should this process be killed, they end
     themselves.
 
     Args:
@@ -138,7 +138,7 @@ def _follower(parent: int) -> Callable[[], None] | None:
 class _Signals:
     """Ctrl-C and SIGTERM, noted from before the first rank starts until the last has ended.
 
-    The first is passed on to the ranks, the second kills them.
+    The first asks the ranks to stop (SIGTERM), the second kills them.
 
     Attributes:
         sent: what ranks were sent.
@@ -163,9 +163,9 @@ class _Signals:
 
     def pass_on(self, ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         while self._noted:
-            number = self._noted.pop(0)
-            if self.sent:
-                number = signal.SIGKILL
+            self._noted.pop(0)
+            # Not SIGINT: Python, still importing, would answer it with a traceback.
+            number = signal.SIGKILL if self.sent else signal.SIGTERM
             self.sent.append(number)
             for rank in ranks:
                 if rank.poll() is None:

@@ -82,6 +82,7 @@ def run_facts(report: TrainingReport) -> Facts:
     outcome, memory = report.outcome, report.tightest
     skipped = outcome.totals
     loss = "" if report.final_loss is None else f", final loss {report.final_loss:.3f}"
+    search = report.systems[0].result.to_dict().get("search")
     return Facts(
         {
             "trained on": f"{report.num_images:,} images of {report.num_classes:,} identities",
@@ -91,6 +92,7 @@ def run_facts(report: TrainingReport) -> Facts:
             "waiting for images",
             "memory": memory.describe(),
             "skipped": f"{skipped.skipped_images} images, {skipped.skipped_steps} steps",
+            **({"search": search} if search else {}),
             "time": f"{report.seconds:,.0f} s in all",
         }
     )

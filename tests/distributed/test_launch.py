@@ -104,7 +104,7 @@ def _alive(pid: int) -> bool:
 
 def _sleepers(folder: Path, on_signal: str) -> str:
     return f"""
-signal.signal(signal.SIGINT, {on_signal})
+signal.signal(signal.SIGTERM, {on_signal})
 pathlib.Path({str(folder)!r}, f"pid-{{os.getpid()}}").touch()
 time.sleep(60)
 """
@@ -113,7 +113,7 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("on_signal", "presses"), [("lambda *_: os._exit(130)", 1), ("signal.SIG_IGN", 2)]
 )
-def test_ctrl_c_is_passed_on_and_the_second_kills(
+def test_ctrl_c_asks_ranks_to_stop_and_the_second_kills(
     on_signal: str, presses: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def press() -> None:
