@@ -169,13 +169,14 @@ class Trainer:
         first_step = self.step
         # The first step also sets things up; the one after it is like all others.
         measured_step = min(first_step + 1, num_steps - 1)
-        stream = iter(batches)
         clock = Clock()
         interval = Interval()
         with (
             StopRequest() as stop,
             parts.log.progress("training", num_steps, first_step) as progress,
         ):
+            # Loader workers start here, and take over how this process answers Ctrl-C.
+            stream = iter(batches)
             while self.step < num_steps:
                 started = time.perf_counter()
                 micro_batches = [next(stream) for _ in range(optim.micro_batches)]
