@@ -9,6 +9,7 @@ A recipe ends with::
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
@@ -73,6 +74,10 @@ def run_recipe(
         from facetrain.distributed.world import World
 
         flags = parse_flags(flags_type, arguments, prog or Path(script).name)
+        if flags.run.name is None:
+            # A copied recipe so gets runs of its own.
+            named = dataclasses.replace(flags.run, name=Path(script).stem)
+            flags = dataclasses.replace(flags, run=named)  # type: ignore[type-var]
         flags.run.check()
         if not World.from_environment().launched and flags.run.num_processes > 1:
             return launch(

@@ -32,7 +32,8 @@ class ModelConfig:
     """The backbone."""
 
     backbone: str = "mobilefacenet"
-    """Name in facetrain.backbones.BACKBONES."""
+    """iresnet18, iresnet34, iresnet50, iresnet100, iresnet200, mobilefacenet, mobilefacenet_large,
+    mobilefacenet_small or mobilefacenet_tiny."""
     embedding_size: int = 512
     """Embedding dimensions D."""
     dropout: float = 0.0
@@ -44,7 +45,7 @@ class HeadConfig:
     """The class-sharded margin softmax head."""
 
     margin: str = "cosface"
-    """Name in facetrain.margins.MARGINS."""
+    """arcface or cosface."""
     margin_value: float | None = None
     """The margin; its paper's value when not given."""
     scale: float = 64.0
@@ -70,7 +71,9 @@ class OptimConfig:
     warmup_epochs: float = 0.0
     """Epochs of linear warm-up."""
     momentum: float = 0.9
+    """Of SGD."""
     weight_decay: float = 5e-4
+    """L2 penalty, of every parameter."""
     max_gradient_norm: float = 5.0
     """Backbone gradients above this L2 norm are scaled down to it; 0 = never."""
 
@@ -80,7 +83,7 @@ class DataConfig:
     """How images are read."""
 
     transforms: tuple[str, ...] = ("flip",)
-    """Augmentations in order, names in facetrain_datasets.transforms.TRANSFORMS."""
+    """Augmentations in order: flip, color, shift_scale, blur, cutout, grey."""
     num_workers: int = 0
     """Loader processes per training process; 0 = read in the training process."""
     bad_images: str = "stop"
@@ -98,8 +101,8 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     data: DataConfig = field(default_factory=DataConfig)
 
-    name: str = "run"
-    """Shown in logs and reports."""
+    name: str | None = None
+    """Of the run's folder and report; default: the recipe's file name."""
     out: Path | None = None
     """Run folder; default runs/NAME, numbered where that exists."""
     resume: bool = False
@@ -115,6 +118,7 @@ class RunConfig:
     memory: str | None = None
     """Byte budget of the backbone's step per process, such as 300MiB; default: no limit."""
     seed: int = 0
+    """Of initial weights, the order of images and augmentations."""
     checkpoint_every: int = 100
     """Optimizer steps between checkpoints."""
     log_every: int = 10
@@ -170,7 +174,7 @@ class RunConfig:
             "warmup-epochs",
             optim.warmup_epochs,
             0 <= optim.warmup_epochs < max(1e-9, optim.epochs),
-            "in [0, --epochs)",
+            f"from 0 to below --epochs, which is {optim.epochs:g}",
         )
         allow("momentum", optim.momentum, 0 <= optim.momentum < 1, "in [0, 1)")
         allow("weight-decay", optim.weight_decay, 0 <= optim.weight_decay < 1, "in [0, 1)")
@@ -183,7 +187,7 @@ class RunConfig:
         allow(
             "name",
             repr(self.name),
-            _NAME.fullmatch(self.name) is not None,
+            self.name is None or _NAME.fullmatch(self.name) is not None,
             "letters, digits, '.', '_' and '-', the first a letter or digit",
         )
         most = most_processes()

@@ -65,25 +65,26 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
     """
     started = time.monotonic()
     config.check()
+    name = config.name or "run"
     world = World.from_environment()
     device, device_note = device_for(config.device, world)
     communicator = connect(world, device, config.engine, config.timeout_s)
     check_sizes(config, source, communicator.world_size)
     run = on_first_rank(
-        communicator, lambda: choose_run_folder(config.name, config.out, resume=config.resume)
+        communicator, lambda: choose_run_folder(name, config.out, resume=config.resume)
     )
     folder, first = run.path, communicator.rank == 0
     checkpoints = CheckpointFolder(folder / CHECKPOINTS, communicator)
     preprocessing = Preprocessing()
     facts = {**run_facts(config, source), "preprocessing": preprocessing.to_dict()}
+    if run.resume_step:
+        # Before anything of the run is changed.
+        on_first_rank(communicator, lambda: checkpoints.check(run.resume_step, facts))
     if run.finished:
         if first:
             print(f"run folder {folder} is finished, see {folder / REPORT_FILE}; nothing to resume")
         communicator.close()
         return folder
-    if run.resume_step:
-        # Before anything of the run is changed.
-        on_first_rank(communicator, lambda: checkpoints.check(run.resume_step, facts))
     with RunLog(folder if first else None, visible=first, start_step=run.resume_step) as log:
         log.say(f"run folder {folder}")
         if device_note:
@@ -156,7 +157,7 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         def write_results() -> None:
             save_model(folder / MODEL_FILE, config.model.backbone, backbone, preprocessing)
             report = TrainingReport(
-                title=f"{config.name}: {task.title}",
+                title=f"{name}: {task.title}",
                 command=command_line(),
                 systems=[system for system in systems if system is not None],
                 headline=task.headline,

@@ -349,7 +349,7 @@ class Trainer:
 
     def _note(self, loss: float, clock: Clock) -> str:
         memory = format_bytes(peak_memory_bytes(self._parts.communicator.device))
-        return f"loss {loss:.3f}  {clock.images_per_s:.0f} img/s  {memory}"
+        return f"loss {loss:.3f}  {clock.images_per_s:.0f} img/s  process {memory}"
 
     def _log_interval(self, interval: Interval) -> None:
         values = {

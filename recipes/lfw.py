@@ -28,7 +28,6 @@ from facetrain_datasets.formats.image_folder import ImageFolder
 from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
 
 DEFAULTS = RunConfig(
-    name="lfw",
     num_processes=2,
     memory="160MiB",
     model=ModelConfig(backbone="mobilefacenet_tiny", embedding_size=128),

@@ -27,7 +27,6 @@ from facetrain_datasets.formats.image_folder import ImageFolder
 from facetrain_datasets.synthetic import write_synthetic_faces
 
 DEFAULTS = RunConfig(
-    name="quickstart",
     num_processes=2,
     memory="160MiB",
     model=ModelConfig(backbone="mobilefacenet_tiny", embedding_size=128),

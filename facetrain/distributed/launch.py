@@ -61,7 +61,8 @@ def launch(
         finally:
             _end(ranks)
         code = _deciding_code(ended, folder)
-        if -code in signals.sent:  # as the user wished
+        if -code in signals.sent:  # as the user wished, before or against an orderly stop
+            print("stopped at once; nothing was saved by it", flush=True)
             return 128 + signal.SIGINT
         _print_errors(folder, code, num_processes)
         return code if code >= 0 else 128 - code

@@ -16,6 +16,7 @@ from facetrain.errors import FacetrainError
 from facetrain.evaluation.embeddings import unit_embeddings
 from facetrain.evaluation.metrics import (
     FAR_TARGETS,
+    FOLD_THRESHOLDS,
     FoldAccuracy,
     ScoreReport,
     contiguous_folds,
@@ -24,6 +25,9 @@ from facetrain.evaluation.metrics import (
 )
 
 _PAIRS_PER_BLOCK = 8192
+#: Below this squared L2 distance the protocol's steps of 0.01 are too coarse: a network that has
+#: hardly trained has all its embeddings in a few of them.
+_CROWDED = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +125,13 @@ def verify(
     if (same_per_fold == 0).any() or (same_per_fold == np.bincount(folds)).any():
         folds = dealt_folds(is_same, num_folds)
         fold_rule = "each kind of pair dealt in turn, since the list is not in folds"
+    thresholds = FOLD_THRESHOLDS
+    if distances.max() < _CROWDED:
+        thresholds = np.linspace(0.0, np.nextafter(distances.max(), np.inf), len(FOLD_THRESHOLDS))
+        fold_rule += f"; thresholds up to {distances.max():.2g}, since embeddings are that close"
     cosines = 1.0 - distances / 2.0
     return VerificationResult(
-        folds=kfold_accuracy(distances, is_same, folds),
+        folds=kfold_accuracy(distances, is_same, folds, thresholds),
         fold_rule=fold_rule,
         scores=ScoreReport.of(cosines[is_same], cosines[~is_same], far_targets),
     )

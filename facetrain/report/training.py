@@ -90,10 +90,10 @@ def run_facts(report: TrainingReport) -> Facts:
             f"{report.precision}{loss}",
             "speed": f"{report.images_per_s:,.0f} img/s, {outcome.input_share:.0%} of the time "
             "waiting for images",
-            "memory": memory.describe(),
+            "memory": memory.describe().removeprefix("backbone memory: "),
             "skipped": f"{skipped.skipped_images} images, {skipped.skipped_steps} steps",
             **({"search": search} if search else {}),
-            "time": f"{report.seconds:,.0f} s in all",
+            "time": f"{report.seconds:,.0f} s after start-up",
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -151,3 +152,14 @@ def test_a_script_starts_itself(tmp_path: Path) -> None:
     assert (run.returncode, run.stderr) == (0, "")
     typed = "python mine.py --num-processes 2"
     assert run.stdout.splitlines() == [typed, typed]
+
+
+@pytest.mark.parametrize(("flags", "name"), [([], "my_recipe"), (["--name", "other"], "other")])
+def test_a_run_is_named_after_its_recipe_unless_told_otherwise(flags: list[str], name: str) -> None:
+    seen: list[str | None] = []
+    recipe = importlib.import_module("facetrain_recipes.quickstart")
+    arguments = [*flags, "--num-processes", "1"]
+    code = run_recipe(
+        lambda parsed: seen.append(parsed.run.name), recipe.Flags, "some/my_recipe.py", arguments
+    )
+    assert (code, seen) == (0, [name])

@@ -244,4 +244,6 @@ def test_a_finished_run_says_so_and_stays_as_it_is(
     assert main(mini_lfw.flags("--resume", "--lr", "7")) == 0
     out = capsys.readouterr().out
     assert f"run folder {mini_lfw.root / 'run'} is finished" in out
+    assert main(mini_lfw.flags("--resume", "--scale", "16")) == 2
+    assert "scale is 32.0 there and 16.0 now" in _one_line_error(capsys)
     assert _contents(mini_lfw) == before

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from facetrain.backbones import BACKBONES
+from facetrain.margins import MARGINS
+from facetrain_datasets.transforms import TRANSFORMS
 from facetrain_tools.cli import COMMANDS, main
 from facetrain_tools.train import recipe_names
 
@@ -36,6 +39,8 @@ def test_every_recipe_script_is_a_recipe_with_help(capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit, match="0"):
             main(["train", name, "--help"])
         out = capsys.readouterr().out
+        for known in (*BACKBONES, *MARGINS, *TRANSFORMS):
+            assert known in out
         for flag in ("--backbone", "--margin", "--memory", "--num-processes", "--resume"):
             assert flag in out
 

@@ -98,3 +98,14 @@ def test_nan_embedding_is_named() -> None:
     data["embeddings"][17, 3] = np.nan
     with pytest.raises(FacetrainError, match=r"1 of 400 .* row 17"):
         verify(**data)
+
+
+def test_embeddings_too_close_for_the_protocols_steps_get_finer_thresholds() -> None:
+    data = pairs()
+    base = np.ones(data["embeddings"].shape[1])
+    # The same directions, seen from far away: nearly parallel embeddings.
+    unit = data["embeddings"] / np.linalg.norm(data["embeddings"], axis=1, keepdims=True)
+    crowded = verify(**{**data, "embeddings": base + 1e-3 * unit}, num_folds=10)
+    assert "since embeddings are that close" in crowded.fold_rule
+    assert crowded.accuracy > 0.8
+    assert "that close" not in verify(**data, num_folds=10).fold_rule
