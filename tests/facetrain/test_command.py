@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from facetrain.command import command_line, one_line_errors
+from facetrain.command import command_line, one_line_errors, run_recipe
 from facetrain.distributed import PeerLostError
 from facetrain.errors import ConfigError, FacetrainError, TrainingStopped
 from facetrain.memory import MemoptError
