@@ -6,6 +6,7 @@ segment to the next is the activation, so dropping what lies inside a segment ne
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ class Segment(NamedTuple):
     modules: tuple[nn.Module, ...]
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """Maps normalised images [B, 3, image_size, image_size] to embeddings [B, D], not normalised.
 
     A subclass lists its `segments()`; running them in order is its forward pass.
@@ -35,9 +36,9 @@ class Backbone(nn.Module):
         super().__init__()
         self.embedding_size = embedding_size
 
+    @abstractmethod
     def segments(self) -> list[Segment]:
         """The chain in forward order: stem, each block, head."""
-        raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings [B, D] of normalised images [B, 3, image_size, image_size]."""
