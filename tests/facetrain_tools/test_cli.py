@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,10 @@ def test_a_copied_recipe_runs_by_its_path(
     with pytest.raises(SystemExit, match="0"):
         main(["train", str(script), "--help"])
     assert "--protocols" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m facetrain_tools.cli train lfw --help | head -n 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("usage: facetrain train lfw")
+    assert done.stderr == ""

@@ -6,6 +6,7 @@ A command is a function (arguments, prog) -> exit code in a module of its own, i
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,17 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code, 2 for bad input."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def run(arguments: Sequence[str]) -> int:
+    """As `main`, with the arguments given."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
