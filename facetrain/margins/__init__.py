@@ -1,51 +1,56 @@
-"""Margins: what is done to the cosine between an embedding and its own class center.
+"""Margins: what is done to cosines between embeddings and class centers before the softmax.
 
-A margin is a pure function of the target cosine; the head multiplies by the scale afterwards.
 One file each; adding one is a file, an entry in `MARGINS`, a test and a line in docs/margins.md.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
-
-from torch import Tensor
+from collections.abc import Mapping
 
 from facetrain.errors import FacetrainError
 from facetrain.margins.arcface import ArcFace
 from facetrain.margins.cosface import CosFace
+from facetrain.margins.margin import Margin, Targets
 
-__all__ = ["MARGINS", "ArcFace", "CosFace", "Margin", "build_margin"]
+__all__ = [
+    "MARGINS",
+    "ArcFace",
+    "CosFace",
+    "Margin",
+    "Targets",
+    "build_margin",
+    "margin_problems",
+]
 
-
-class Margin(Protocol):
-    """Maps target cosines to what the softmax sees in their place."""
-
-    value_range: ClassVar[tuple[float, float]]
-    """Smallest and largest margin allowed."""
-
-    @property
-    def bound(self) -> float:
-        """No margin cosine, of a target or of another class, is larger."""
-
-    def __call__(self, target_cosine: Tensor) -> Tensor:
-        """Margin cosines of the same shape; differentiable on [-1, 1]."""
+MARGINS: dict[str, type[Margin]] = {"arcface": ArcFace, "cosface": CosFace}
 
 
-MARGINS: dict[str, Any] = {"arcface": ArcFace, "cosface": CosFace}
-
-
-def build_margin(name: str, value: float | None = None) -> Margin:
-    """The margin of that name, with its paper's value unless given.
+def build_margin(name: str, options: Mapping[str, float] | None = None) -> Margin:
+    """The margin of that name, with its paper's values but for the options given.
 
     Raises:
-        FacetrainError: unknown name, or value out of the margin's range.
+        FacetrainError: unknown name or option, or a value out of its range; names every one.
     """
+    options = options or {}
+    if problems := margin_problems(name, options):
+        raise FacetrainError("; ".join(problems))
+    return MARGINS[name](**options)
+
+
+def margin_problems(name: str, options: Mapping[str, float]) -> list[str]:
+    """What is wrong with a margin's name and options, one line each."""
     if name not in MARGINS:
-        raise FacetrainError(f"margin {name!r} is unknown: use one of {', '.join(sorted(MARGINS))}")
-    kind = MARGINS[name]
-    if value is None:
-        return kind()
-    low, high = kind.value_range
-    if not low <= value <= high:
-        raise FacetrainError(f"margin value {value} of {name}: must be in [{low:g}, {high:g}]")
-    return kind(value)
+        return [f"margin {name!r} is unknown: use one of {', '.join(sorted(MARGINS))}"]
+    ranges = MARGINS[name].ranges
+    problems = []
+    for option, value in options.items():
+        if option not in ranges:
+            known = ", ".join(ranges) or "none"
+            problems.append(f"margin option {option!r}: {name} has {known}")
+            continue
+        low, high = ranges[option]
+        if not low <= value <= high:
+            problems.append(
+                f"margin option {option} {value:g} of {name}: must be in [{low:g}, {high:g}]"
+            )
+    return problems

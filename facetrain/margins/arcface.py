@@ -7,36 +7,46 @@ authors' code goes on with cos(theta) - m sin(m), which keeps falling, and so do
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from facetrain.margins.margin import Margin, Targets
 
 # At |cos| = 1 the slope of the sine is infinite; the nearest fp32 cosine keeps it below 3e3.
 _LARGEST_COSINE = 1.0 - 1e-7
 
 
-@dataclass(frozen=True)
-class ArcFace:
+class ArcFace(Margin):
     """Adds a constant to the target angle.
 
     Args:
         value: m, an angle in radians, in [0, pi / 2].
     """
 
-    value_range: ClassVar[tuple[float, float]] = (0.0, math.pi / 2)
+    ranges = {"value": (0.0, math.pi / 2)}
 
-    value: float = 0.5
+    def __init__(self, value: float = 0.5) -> None:
+        super().__init__()
+        self.value = value
 
-    @property
-    def bound(self) -> float:
-        return 1.0
+    def forward(self, targets: Targets) -> Tensor:
+        return add_angle(targets.cosines, self.value)
 
-    def __call__(self, target_cosine: Tensor) -> Tensor:
-        margin_rad = self.value
-        cosine = target_cosine.clamp(-_LARGEST_COSINE, _LARGEST_COSINE)
-        sine = torch.sqrt(1.0 - cosine * cosine)
-        rotated = cosine * math.cos(margin_rad) - sine * math.sin(margin_rad)
-        beyond = target_cosine - margin_rad * math.sin(margin_rad)
-        return torch.where(target_cosine > math.cos(math.pi - margin_rad), rotated, beyond)
+    def extra_repr(self) -> str:
+        return f"{self.value:g}"
+
+
+def add_angle(cosines: Tensor, margin_rad: float | Tensor) -> Tensor:
+    """cos(theta + m), continued past theta + m = pi by cos(theta) - m sin(m).
+
+    Args:
+        cosines: of theta, [M].
+        margin_rad: m, one for all or one each, [M].
+    """
+    margin_rad = torch.as_tensor(margin_rad, dtype=cosines.dtype, device=cosines.device)
+    cosine = cosines.clamp(-_LARGEST_COSINE, _LARGEST_COSINE)
+    sine = torch.sqrt(1.0 - cosine * cosine)
+    rotated = cosine * margin_rad.cos() - sine * margin_rad.sin()
+    beyond = cosines - margin_rad * margin_rad.sin()
+    return torch.where(cosines > (math.pi - margin_rad).cos(), rotated, beyond)

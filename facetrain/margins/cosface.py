@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
+from facetrain.margins.margin import Margin, Targets
 
-@dataclass(frozen=True)
-class CosFace:
+
+class CosFace(Margin):
     """Subtracts a constant from the target cosine.
 
     Args:
         value: m, as a cosine difference, in [0, 1].
     """
 
-    value_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    ranges = {"value": (0.0, 1.0)}
 
-    value: float = 0.35
+    def __init__(self, value: float = 0.35) -> None:
+        super().__init__()
+        self.value = value
 
-    @property
-    def bound(self) -> float:
-        return 1.0
+    def forward(self, targets: Targets) -> Tensor:
+        return targets.cosines - self.value
 
-    def __call__(self, target_cosine: Tensor) -> Tensor:
-        return target_cosine - self.value
+    def extra_repr(self) -> str:
+        return f"{self.value:g}"
