@@ -8,21 +8,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from facetrain.errors import FacetrainError
+from facetrain.margins.adaface import AdaFace
 from facetrain.margins.arcface import ArcFace
+from facetrain.margins.combined import CombinedMargin
 from facetrain.margins.cosface import CosFace
+from facetrain.margins.curricularface import CurricularFace
+from facetrain.margins.elasticface import ElasticArcFace, ElasticCosFace
+from facetrain.margins.magface import MagFace
 from facetrain.margins.margin import Margin, Targets
+from facetrain.margins.sphereface import SphereFace
+from facetrain.margins.uniface import UniFace
 
 __all__ = [
     "MARGINS",
+    "AdaFace",
     "ArcFace",
+    "CombinedMargin",
     "CosFace",
+    "CurricularFace",
+    "ElasticArcFace",
+    "ElasticCosFace",
+    "MagFace",
     "Margin",
+    "SphereFace",
     "Targets",
+    "UniFace",
     "build_margin",
     "margin_problems",
 ]
 
-MARGINS: dict[str, type[Margin]] = {"arcface": ArcFace, "cosface": CosFace}
+MARGINS: dict[str, type[Margin]] = {
+    "adaface": AdaFace,
+    "arcface": ArcFace,
+    "combined": CombinedMargin,
+    "cosface": CosFace,
+    "curricularface": CurricularFace,
+    "elasticface_arc": ElasticArcFace,
+    "elasticface_cos": ElasticCosFace,
+    "magface": MagFace,
+    "sphereface": SphereFace,
+    "uniface": UniFace,
+}
 
 
 def build_margin(name: str, options: Mapping[str, float] | None = None) -> Margin:
@@ -53,4 +79,9 @@ def margin_problems(name: str, options: Mapping[str, float]) -> list[str]:
             problems.append(
                 f"margin option {option} {value:g} of {name}: must be in [{low:g}, {high:g}]"
             )
+    if not problems:
+        try:
+            MARGINS[name](**options)
+        except FacetrainError as error:  # options that do not go together
+            problems.append(str(error))
     return problems

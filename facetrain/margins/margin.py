@@ -14,9 +14,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from torch import Tensor, nn
+
+Ranges: TypeAlias = Mapping[str, tuple[float, float]]
+"""Options of a margin with the smallest and largest value allowed, the main one first."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,15 @@ class Targets:
 class Margin(nn.Module, ABC):
     """A margin; one file each. Buffers are running statistics, equal on every rank.
 
-    A constructor's arguments are floats with the paper's values as defaults; `ranges` names each
-    with the smallest and largest allowed.
+    A constructor's arguments are floats with the paper's values as defaults, kept as attributes of
+    the same names; `ranges` names each with the smallest and largest allowed.
     """
 
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    ranges: ClassVar[Ranges] = {}
     uses_norms: ClassVar[bool] = False
     """Needs lengths of embeddings, which may get a gradient; N more floats are sent each way."""
     shapes_others: ClassVar[bool] = False
-    """Changes the cosines of other classes too, for which every rank is sent all N target cosines."""
+    """Changes other classes' cosines too, for which every rank is sent all N target cosines."""
     unified: ClassVar[bool] = False
     """The loss is the unified cross-entropy with the learned `bias` (UniFace), not a softmax."""
 
@@ -88,3 +91,6 @@ class Margin(nn.Module, ABC):
     def penalty(self, norms: Tensor) -> Tensor | None:
         """Added to each row's loss, of the same shape; differentiable. None: nothing is."""
         return None
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{option}={getattr(self, option):g}" for option in self.ranges)
