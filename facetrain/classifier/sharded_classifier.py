@@ -1,28 +1,35 @@
 """The classification layer: class centers cut over ranks by class, margin softmax on top.
 
 Communication of one step, per rank: all-gather of features (N D) and of labels (N), one
-all-reduce of 2 floats a row, reduce-scatter of feature gradients (N D). Nothing grows with the
-number of classes.
+all-reduce of 2 floats a row per chunk of rows, reduce-scatter of feature gradients (N D). Nothing
+grows with the number of classes.
 
-Shapes: B rows of this rank, N of all ranks, D embedding, C classes, K classes of this rank.
+Shapes: B rows of this rank, N of all ranks, D embedding, C classes, K classes of this rank, S
+centers a class (consecutive rows).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from facetrain.classifier.margin_softmax import inverse_norms, margin_softmax
+from facetrain.classifier.center_gradient import PendingGradient
+from facetrain.classifier.center_optimizer import CenterOptimizer
+from facetrain.classifier.head_step import ShardedLoss, StepInputs
+from facetrain.classifier.margin_softmax import HeadOptions
+from facetrain.classifier.products import Products
+from facetrain.classifier.sampling import ClassSampler
+from facetrain.classifier.schedule import Schedule, ScheduleWish, Work, choose_schedule
+from facetrain.classifier.shards import fill_initial_rows
 from facetrain.distributed import Communicator, even_counts, gather_counts
 from facetrain.errors import FacetrainError
 from facetrain.margins import Margin
 
-_CHUNK_LOGITS_BYTES = 64 * 2**20
-_ROWS_PER_SEED = 1024
-_INITIAL_STD = 0.01
+DEFAULT_LIMIT_BYTES = 2 * 2**30
+"""Transient memory within which the fastest schedule is chosen, unless told otherwise."""
 
 
 class ShardedClassifier(nn.Module):
@@ -31,14 +38,28 @@ class ShardedClassifier(nn.Module):
     Equal to the dense computation for any world size: loss, gradients, and initial centers, which
     depend on `seed` and class only.
 
+    With an `optimizer` the head steps its centers itself: in the backward pass, tile by tile, so
+    that their gradient never exists whole (`step_in_backward`), or in `step()`. Without one,
+    `centers.grad` is made for an optimizer of yours.
+
     Args:
         num_classes: C, over all ranks; ranks may get none where C is less than the world size.
         embedding_size: D.
-        margin: applied to the target cosine.
+        margin: applied to the cosines.
         scale: s, of the cosines.
-        chunk_rows: rows of the global batch whose logits exist at a time; 0 = as many as keep
-            them under 64 MiB.
-        product_dtype: of the matrix products.
+        sub_centers: S, centers a class; the nearest one counts (Deng et al., ECCV 2020).
+        sample_rate: r, share of the classes in use in each step, in (0, 1].
+        others_threshold: see `HeadOptions`.
+        through_margin: see `HeadOptions`.
+        optimizer: of the centers; needed where r < 1, since only rows in use are to be touched.
+        step_in_backward: step centers as their gradient is made.
+        schedule: what of the schedule is fixed; the rest is chosen, see schedule.py.
+        limit_bytes: transient memory within which the fastest schedule is chosen; the same on
+            every rank.
+        product_dtype: of the matrix products: torch.float32, bfloat16 or float16.
+
+    Raises:
+        FacetrainError: an argument out of range.
     """
 
     def __init__(
@@ -49,32 +70,43 @@ class ShardedClassifier(nn.Module):
         communicator: Communicator,
         *,
         scale: float = 64.0,
-        chunk_rows: int = 0,
+        sub_centers: int = 1,
+        sample_rate: float = 1.0,
+        others_threshold: float | None = None,
+        through_margin: bool = True,
+        optimizer: CenterOptimizer | None = None,
+        step_in_backward: bool = True,
+        schedule: ScheduleWish | None = None,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
         product_dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if num_classes < 1:
-            raise FacetrainError(f"num_classes {num_classes}: must be at least 1")
+        _check_arguments(num_classes, sub_centers, sample_rate, optimizer)
         self.num_classes = num_classes
-        self.margin = margin
-        self.scale = scale
-        self.product_dtype = product_dtype
+        self.sub_centers = sub_centers
+        self.margin = margin.to(communicator.device)
+        self.options = HeadOptions(scale, through_margin, others_threshold)
+        self.optimizer = optimizer
+        self.step_in_backward = step_in_backward
         self.communicator = communicator
         self.class_counts = even_counts(num_classes, communicator.world_size)
         self.first_class = sum(self.class_counts[: communicator.rank])
-        self._chunk_rows = chunk_rows
-        initial = _initial_rows(
-            self.first_class, self.class_counts[communicator.rank], embedding_size, seed
-        )
-        self.centers = nn.Parameter(initial.to(communicator.device))
+        self.sampler = ClassSampler(sample_rate, num_classes, seed) if sample_rate < 1 else None
+        self.products = Products(product_dtype)
+        self._wish = schedule or ScheduleWish()
+        self._limit_bytes = limit_bytes
+        self.pending = PendingGradient()
 
-    @property
-    def chunk_rows(self) -> int:
-        """Rows whose logits exist at a time; the same on every rank."""
-        if self._chunk_rows:
-            return self._chunk_rows
-        return max(1, _CHUNK_LOGITS_BYTES // (4 * max(self.class_counts)))
+        margin.initialise(num_classes, sample_rate)
+        count = self.class_counts[communicator.rank] * sub_centers
+        centers = torch.empty((count, embedding_size))
+        fill_initial_rows(centers, self.first_class * sub_centers, seed)
+        self.centers = nn.Parameter(centers.to(communicator.device))
+        if optimizer is not None:
+            optimizer.attach(self.centers.detach())
+
+    # --- the loss --------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -87,7 +119,7 @@ class ShardedClassifier(nn.Module):
         """Sum of the losses of all ranks' rows divided by `num_rows`; the same on every rank.
 
         Gradients of the result for this rank's embeddings are whole; the backbone's gradients
-        are to be *summed* over ranks. They are computed here, not in backward.
+        are to be *summed* over ranks. A loss that is not finite steps no center.
 
         Args:
             embeddings: of this rank, not normalised, [B, D]; B may differ between ranks or be 0.
@@ -100,89 +132,112 @@ class ShardedClassifier(nn.Module):
         """
         if counts is None:
             counts = gather_counts(self.communicator, len(embeddings))
-        loss: Tensor = _ShardedLoss.apply(
-            embeddings, self.centers, labels, self, list(counts), num_rows or max(1, sum(counts))
+        counts = list(counts)
+        training = self.training and torch.is_grad_enabled()
+        inputs = StepInputs(labels, counts, num_rows or max(1, sum(counts)), training)
+        loss: Tensor = ShardedLoss.apply(
+            embeddings, self.centers, self, inputs, *self.margin.parameters()
         )
         return loss
 
-    def extra_repr(self) -> str:
-        last = self.first_class + len(self.centers)
-        return f"classes {self.first_class}..{last} of {self.num_classes}, scale {self.scale:g}"
-
-
-class _ShardedLoss(torch.autograd.Function):
-    """The loss as an autograd node whose gradients were made on the way forward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        embeddings: Tensor,
-        centers: Tensor,
-        labels: Tensor,
-        head: ShardedClassifier,
-        counts: list[int],
-        num_rows: int,
-    ) -> Tensor:
-        communicator = head.communicator
-        embeddings = embeddings.float()
-        inverse_norms_b = inverse_norms(embeddings)[:, None]
-        unit_bd = embeddings * inverse_norms_b
-        unit_nd = communicator.all_gather(unit_bd, counts)
-        labels_n = communicator.all_gather(labels, counts)
-        _check_labels(labels_n, head.num_classes, counts)
-        local = labels_n - head.first_class
-        local = torch.where((local >= 0) & (local < len(centers)), local, -1)
-        needs_gradients = any(ctx.needs_input_grad[:2])
-        result = margin_softmax(
-            unit_nd,
-            centers,
-            local,
-            head.margin,
-            head.scale,
-            communicator,
-            gradient_weight=1.0 / num_rows if needs_gradients else None,
-            chunk_rows=head.chunk_rows,
-            product_dtype=head.product_dtype,
+    def schedule(self, num_rows: int) -> Schedule:
+        """The way through the logits of `num_rows` rows of all ranks; the same on every rank."""
+        most_classes = max(self.class_counts)
+        if self.sampler is not None:
+            most_classes = min(most_classes, round(most_classes * self.sampler.rate) + num_rows)
+        work = Work(
+            num_rows=num_rows,
+            num_classes=most_classes,
+            size=self.centers.shape[1],
+            centers_per_class=self.sub_centers,
+            whole_gradient=self.optimizer is None or not self.step_in_backward,
+            device_type=self.centers.device.type,
+            product_dtype=self.products.dtype,
         )
-        if result.unit_features_nd is not None and result.centers_kd is not None:
-            unit_gradient = communicator.reduce_scatter(result.unit_features_nd, counts)
-            radial_b = (unit_gradient * unit_bd).sum(1, keepdim=True)
-            embedding_gradient = (unit_gradient - radial_b * unit_bd) * inverse_norms_b
-            ctx.save_for_backward(embedding_gradient, result.centers_kd)
-        return result.loss_n.sum() / num_rows
+        return choose_schedule(work, self._limit_bytes, self._wish)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        embedding_gradient, center_gradient = ctx.saved_tensors
-        factor = gradients[0]
-        return embedding_gradient * factor, center_gradient * factor, None, None, None, None
+    # --- the step, where it is not part of the backward pass -------------------------------------
+
+    def step(self) -> None:
+        """Step the centers by the gradients since the last step; nothing is left to do where
+        the backward pass has stepped them."""
+        merged = self.pending.merge()
+        if merged is not None and self.optimizer is not None:
+            self.optimizer.step(self.centers.detach(), *merged)
+        self.pending.clear()
+
+    def drop_gradient(self) -> None:
+        """Forget the gradients since the last step."""
+        self.pending.clear()
+
+    def clip_gradient(self, max_norm: float) -> float:
+        """Scale the gradients since the last step to at most this L2 norm over all ranks.
+
+        One all-reduce of 8 bytes.
+
+        Returns:
+            The norm before.
+        """
+        merged = self.pending.merge()
+        square = torch.zeros(1, dtype=torch.float64, device=self.communicator.device)
+        if merged is not None:
+            square += merged[1].double().square().sum()
+        norm = self.communicator.all_reduce(square).sqrt().item()
+        if merged is not None and norm > max_norm:
+            merged[1].mul_(max_norm / (norm + 1e-6))
+        return norm
+
+    # --- state, whatever the world size ----------------------------------------------------------
+
+    @property
+    def row_range(self) -> tuple[int, int]:
+        """[first, end) of this rank's center rows among those of all ranks."""
+        first = self.first_class * self.sub_centers
+        return first, first + len(self.centers)
+
+    def rows_state(self) -> dict[str, Tensor]:
+        """Tensors that are cut over ranks by rows of centers."""
+        state = {} if self.optimizer is None else self.optimizer.state
+        return {
+            "centers": self.centers.detach(),
+            **{f"centers/{name}": values for name, values in state.items()},
+        }
+
+    def common_state(self) -> dict[str, Any]:
+        """What is equal on every rank: the margin's statistics and the sampler's step."""
+        state: dict[str, Any] = {f"margin/{k}": v for k, v in self.margin.state_dict().items()}
+        if self.sampler is not None:
+            state["sampler_step"] = self.sampler.step
+        return state
+
+    def load_state(self, rows: Mapping[str, Tensor], common: Mapping[str, Any]) -> None:
+        """Take over `rows_state` (this rank's rows of it) and `common_state`."""
+        for name, values in self.rows_state().items():
+            values.copy_(rows[name])
+        margin = self.margin.state_dict()
+        self.margin.load_state_dict({name: common[f"margin/{name}"] for name in margin})
+        if self.sampler is not None:
+            self.sampler.step = common["sampler_step"]
+
+    def extra_repr(self) -> str:
+        last = self.first_class + self.class_counts[self.communicator.rank]
+        return (
+            f"classes {self.first_class}..{last} of {self.num_classes}, scale "
+            f"{self.options.scale:g}"
+        )
 
 
-def _check_labels(labels_n: Tensor, num_classes: int, counts: Sequence[int]) -> None:
-    """Every rank sees all labels, so every rank raises the same error."""
-    wrong = ((labels_n < 0) | (labels_n >= num_classes)).nonzero()
-    if not len(wrong):
-        return
-    row = int(wrong[0])
-    rank = 0
-    while row >= counts[rank]:
-        row -= counts[rank]
-        rank += 1
-    raise FacetrainError(
-        f"label {int(labels_n[wrong[0]])} in row {row} of rank {rank}'s batch: "
-        f"must be from 0 to {num_classes - 1}; number the identities without gaps"
-    )
-
-
-def _initial_rows(first: int, count: int, size: int, seed: int) -> Tensor:
-    """Rows first..first + count of the initial centers, [count, size]; the same for any cut."""
-    rows = torch.empty((count, size))
-    done = 0
-    while done < count:
-        block, offset = divmod(first + done, _ROWS_PER_SEED)
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + block)
-        drawn = torch.randn((_ROWS_PER_SEED, size), generator=generator).mul_(_INITIAL_STD)
-        taken = min(_ROWS_PER_SEED - offset, count - done)
-        rows[done : done + taken] = drawn[offset : offset + taken]
-        done += taken
-    return rows
+def _check_arguments(
+    num_classes: int, sub_centers: int, sample_rate: float, optimizer: CenterOptimizer | None
+) -> None:
+    if num_classes < 1:
+        raise FacetrainError(f"num_classes {num_classes}: must be at least 1")
+    if not 1 <= sub_centers <= 255:
+        raise FacetrainError(f"sub_centers {sub_centers}: must be from 1 to 255")
+    if not 0 < sample_rate <= 1:
+        raise FacetrainError(f"sample_rate {sample_rate:g}: must be above 0 and at most 1")
+    if sample_rate < 1 and optimizer is None:
+        raise FacetrainError(
+            f"sample_rate {sample_rate:g} without an optimizer of the centers: a dense one would "
+            "also move rows not in use; pass optimizer=CenterSGD(...) or CenterAdamW(...)"
+        )

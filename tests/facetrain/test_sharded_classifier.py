@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from facetrain.classifier import ShardedClassifier
+from facetrain.classifier import ScheduleWish, ShardedClassifier
 from facetrain.distributed import (
     Communicator,
     CountedCommunicator,
@@ -64,7 +64,7 @@ def _step(
     scale: float,
     chunk_rows: int,
 ) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
-    head = _head(communicator, num_classes, margin=margin, scale=scale, chunk_rows=chunk_rows)
+    head = _head(communicator, num_classes, margin=margin, scale=scale, schedule=ScheduleWish(chunk_rows=chunk_rows))
     embeddings, labels = _batch(sum(counts), num_classes)
     own = embeddings.split(counts)[communicator.rank].clone().requires_grad_()
     loss = head(own, labels.split(counts)[communicator.rank])
@@ -181,7 +181,7 @@ def _counted_step(
     communicator: Communicator, num_classes: int, chunk_rows: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     counted = CountedCommunicator(communicator)
-    head = _head(counted, num_classes, chunk_rows=chunk_rows)
+    head = _head(counted, num_classes, schedule=ScheduleWish(chunk_rows=chunk_rows))
     embeddings, labels = _batch(8, num_classes)
     head(embeddings.requires_grad_(), labels, counts=[8] * communicator.world_size).backward()
     return dict(counted.calls), dict(counted.sent_bytes)

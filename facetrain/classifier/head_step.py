@@ -1,0 +1,239 @@
+"""One forward and backward pass of the head: exchange of rows, losses, gradients to where they go.
+
+Shapes: B rows of this rank, N of all ranks, D embedding, R rows of centers of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from facetrain.classifier.active_centers import ActiveCenters, inverse_norms
+from facetrain.classifier.center_gradient import CenterSink, GradientOfRows, StepAtOnce
+from facetrain.classifier.margin_softmax import Chunk, MarginSoftmax, Rows
+from facetrain.errors import FacetrainError
+
+if TYPE_CHECKING:
+    from facetrain.classifier.sharded_classifier import ShardedClassifier
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a step is given besides embeddings.
+
+    Attributes:
+        labels: of this rank, int64 [B].
+        counts: rows of each rank.
+        num_rows: the loss is the sum over rows divided by it.
+        training: draw classes, and bring the margin's statistics up to date.
+    """
+
+    labels: Tensor
+    counts: list[int]
+    num_rows: int
+    training: bool
+
+
+class ShardedLoss(torch.autograd.Function):
+    """The head's loss as an autograd node of (embeddings, centers, *margin parameters)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embeddings: Tensor,
+        centers: Tensor,
+        head: ShardedClassifier,
+        inputs: StepInputs,
+        *margin_parameters: Tensor,
+    ) -> Tensor:
+        ctx.step = _Step(head, embeddings, inputs, with_gradients=any(ctx.needs_input_grad))
+        loss: Tensor = ctx.step.loss
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        step: _Step | None = ctx.step
+        if step is None:
+            raise FacetrainError(
+                "the head's loss was differentiated twice, which would step its centers twice; "
+                "call the head again instead"
+            )
+        ctx.step = None
+        embeddings, centers, bias = step.backward(gradients[0], ctx.needs_input_grad[1])
+        return embeddings, centers, None, None, *([] if bias is None else [bias])
+
+
+class _Step:
+    """A step between its forward and its backward pass.
+
+    With one chunk of rows gradients are made in the backward pass, and centers may be stepped tile
+    by tile. With more, each chunk's gradients are made in the forward pass while its logits exist.
+    """
+
+    def __init__(
+        self,
+        head: ShardedClassifier,
+        embeddings: Tensor,
+        inputs: StepInputs,
+        *,
+        with_gradients: bool,
+    ) -> None:
+        self._head = head
+        self._inputs = inputs
+        self._type = embeddings.dtype
+        embeddings = embeddings.float()
+        self._norms_b = torch.linalg.vector_norm(embeddings, dim=1)
+        self._inverse_norms_b = inverse_norms(embeddings)[:, None]
+        self._unit_bd = embeddings * self._inverse_norms_b
+        rows, classes = self._exchange()
+        self._active = ActiveCenters(head.centers.detach(), classes, head.sub_centers)
+        self._softmax = MarginSoftmax(
+            rows,
+            self._active,
+            head.margin,
+            head.options,
+            head.schedule(len(rows.unit_nd)),
+            head.products,
+            head.communicator,
+            training=inputs.training,
+        )
+        self._feature_gradient = torch.empty(0)
+        self._center_gradient: GradientOfRows | None = None
+        self._last: Chunk | None = None
+        self._bias_gradient: Tensor | None = None
+        self.loss = self._forward(rows, with_gradients=with_gradients) / inputs.num_rows
+
+    def _exchange(self) -> tuple[Rows, Tensor | None]:
+        """Rows of all ranks, and the local classes in use (None: all)."""
+        head, counts = self._head, self._inputs.counts
+        uses_norms, size = head.margin.uses_norms, self._unit_bd.shape[1]
+        own = self._unit_bd
+        if uses_norms:
+            own = torch.cat([own, self._norms_b[:, None]], 1)
+        received = head.communicator.all_gather(own, counts)
+        labels_n = head.communicator.all_gather(self._inputs.labels, counts)
+        check_labels(labels_n, head.num_classes, counts)
+        num_local = head.class_counts[head.communicator.rank]
+        places_n = labels_n - head.first_class
+        places_n = torch.where((places_n >= 0) & (places_n < num_local), places_n, -1)
+        classes = None
+        if head.sampler is not None and self._inputs.training:
+            classes = head.sampler.draw(labels_n, head.first_class, num_local)
+            head.sampler.step += 1
+            places_n = torch.where(places_n >= 0, torch.searchsorted(classes, places_n), -1)
+        if not uses_norms:
+            return Rows(received, None, places_n), classes
+        unit_nd, norms_n = received[:, :size].contiguous(), received[:, size].contiguous()
+        return Rows(unit_nd, norms_n, places_n), classes
+
+    def _forward(self, rows: Rows, *, with_gradients: bool) -> Tensor:
+        """Sum of all rows' losses."""
+        chunks = self._softmax.chunks()
+        if with_gradients:
+            width = self._unit_bd.shape[1] + self._head.margin.uses_norms
+            self._feature_gradient = rows.unit_nd.new_zeros((len(rows.unit_nd), width))
+        if with_gradients and len(chunks) > 1:
+            self._center_gradient = GradientOfRows(self._active.num_rows, self._head.centers)
+        total = rows.unit_nd.new_zeros(())
+        for chunk in chunks:
+            made = self._softmax.losses(chunk, keep=with_gradients)
+            total = total + made.results.losses.sum()
+            if made.results.bias is not None:
+                bias = made.results.bias.sum()
+                self._bias_gradient = bias + (self._bias_gradient or 0.0)
+            if self._center_gradient is not None:
+                self._softmax.gradients(made, 1.0, self._feature_gradient, self._center_gradient)
+            else:
+                self._last = made
+        if rows.norms_n is not None:
+            penalties = self._head.margin.penalty(rows.norms_n)
+            total = total if penalties is None else total + penalties.detach().sum()
+        return total
+
+    def backward(
+        self, factor: Tensor, needs_centers: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Gradients of `factor` times the loss: of embeddings, centers and the margin's bias.
+
+        That of the centers is returned only where the head has no optimizer of its own.
+        """
+        head = self._head
+        weight = factor / self._inputs.num_rows
+        # Known to all ranks alike. A center that took a step by NaN would never recover.
+        usable = head.optimizer is None or bool(torch.isfinite(self.loss))
+        gradient: GradientOfRows | None = None
+        sink: CenterSink | None = None
+        if needs_centers and usable:
+            if head.optimizer is not None and head.step_in_backward:
+                sink = StepAtOnce(head.centers.detach(), head.optimizer)
+            else:
+                sink = gradient = GradientOfRows(self._active.num_rows, head.centers)
+        if self._last is not None:
+            self._softmax.gradients(self._last, weight, self._feature_gradient, sink)
+            self._last = None
+        else:
+            assert self._center_gradient is not None
+            self._feature_gradient *= weight
+            self._center_gradient.values *= weight
+            self._pass_on(self._center_gradient.values, sink)
+        bias = None if self._bias_gradient is None else (self._bias_gradient * weight).reshape(1)
+        embeddings = self._embedding_gradient(weight)
+        if gradient is None:
+            return embeddings, None, bias
+        if head.optimizer is None:
+            return embeddings, gradient.values, bias
+        head.pending.add(self._active.rows, gradient.values)
+        return embeddings, None, bias
+
+    def _pass_on(self, values: Tensor, sink: CenterSink | None) -> None:
+        """Give a gradient that was added up over chunks to where it goes."""
+        if isinstance(sink, GradientOfRows):
+            sink.values = values
+        elif sink is not None:
+            for tile in self._softmax.tiles():
+                span = self._active.span(tile)
+                sink.take(span.start, self._active.tile_rows(tile), values[span])
+
+    def _embedding_gradient(self, weight: Tensor) -> Tensor:
+        """Of this rank's embeddings, [B, D], through their division by their length."""
+        head, unit_bd = self._head, self._unit_bd
+        received = head.communicator.reduce_scatter(self._feature_gradient, self._inputs.counts)
+        size = unit_bd.shape[1]
+        unit_gradient = received[:, :size]
+        radial_b = torch.linalg.vecdot(unit_gradient, unit_bd)[:, None]
+        gradient = (unit_gradient - radial_b * unit_bd) * self._inverse_norms_b
+        if head.margin.uses_norms:
+            norm_gradient = received[:, size]
+            with torch.enable_grad():
+                norms = self._norms_b.detach().requires_grad_()
+                penalties = head.margin.penalty(norms)
+            if penalties is not None:
+                norm_gradient = (
+                    norm_gradient + weight * torch.autograd.grad(penalties.sum(), norms)[0]
+                )
+            gradient += norm_gradient[:, None] * unit_bd
+        return gradient.to(self._type)
+
+
+def check_labels(labels_n: Tensor, num_classes: int, counts: Sequence[int]) -> None:
+    """Whether all labels are classes. Every rank sees all, so every rank raises the same error.
+
+    Raises:
+        FacetrainError: names the first wrong row.
+    """
+    wrong = ((labels_n < 0) | (labels_n >= num_classes)).nonzero()
+    if not len(wrong):
+        return
+    row = int(wrong[0])
+    rank = 0
+    while row >= counts[rank]:
+        row -= counts[rank]
+        rank += 1
+    raise FacetrainError(
+        f"label {int(labels_n[wrong[0]])} in row {row} of rank {rank}'s batch: "
+        f"must be from 0 to {num_classes - 1}; number the identities without gaps"
+    )
