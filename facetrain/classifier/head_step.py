@@ -143,8 +143,8 @@ class _Step:
             made = self._softmax.losses(chunk, keep=with_gradients)
             total = total + made.results.losses.sum()
             if made.results.bias is not None:
-                bias = made.results.bias.sum()
-                self._bias_gradient = bias + (self._bias_gradient or 0.0)
+                bias, known = made.results.bias.sum(), self._bias_gradient
+                self._bias_gradient = bias if known is None else known + bias
             if self._center_gradient is not None:
                 self._softmax.gradients(made, 1.0, self._feature_gradient, self._center_gradient)
             else:

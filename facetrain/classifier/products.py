@@ -32,7 +32,7 @@ class Products:
     def multiply(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         """left @ right in fp32, into `out` if given."""
         if left.dtype == torch.float32:
-            return torch.mm(left, right, out=out)  # type: ignore[arg-type]
+            return torch.mm(left, right, out=out)
         product = torch.mm(left, right, out_dtype=torch.float32)
         return product if out is None else out.copy_(product)
 

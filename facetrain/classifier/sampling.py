@@ -57,7 +57,7 @@ class ClassSampler:
 
 
 def _hash(numbers: Tensor, key: int) -> Tensor:
-    """Uniform integers below 2**31 from `numbers` and `key`, int64; two rounds of multiply-xorshift.
+    """Uniform integers below 2**31 from `numbers` and `key`, int64: multiply and xorshift, twice.
 
     Each factor is below 2**31 and each number below 2**32, so int64 products cannot overflow.
     """

@@ -180,7 +180,7 @@ def evaluate(work: Work, kind: str, chunk_rows: int, tile_classes: int = 0) -> S
 
 
 def speeds_of(device_type: str, product_dtype: torch.dtype) -> Speeds:
-    """Rough speeds of a device: one CPU core with AVX2, measured; a GPU by its data sheet (H100)."""
+    """Rough speeds: of one CPU core with AVX2, measured; of an H100 by its data sheet."""
     if device_type == "cuda":
         return Speeds(50e12 if product_dtype == torch.float32 else 600e12, 2.5e12)
     return Speeds(60e9, 8e9)
