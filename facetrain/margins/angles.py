@@ -34,8 +34,8 @@ def rotate(cosines: Tensor, angle_rad: float | Tensor) -> Tensor:
         cosines: of theta, [M].
         angle_rad: a, one for all or one each, [M].
     """
-    angle_rad = torch.as_tensor(angle_rad, dtype=cosines.dtype, device=cosines.device)
-    return cosines * angle_rad.cos() - sine(cosines) * angle_rad.sin()
+    cos_a, sin_a = _cos_sin(angle_rad)
+    return cosines * cos_a - sine(cosines) * sin_a
 
 
 def add_angle(cosines: Tensor, margin_rad: float | Tensor) -> Tensor:
@@ -45,9 +45,8 @@ def add_angle(cosines: Tensor, margin_rad: float | Tensor) -> Tensor:
         cosines: of theta, [M].
         margin_rad: m in [0, pi], one for all or one each, [M].
     """
-    margin_rad = torch.as_tensor(margin_rad, dtype=cosines.dtype, device=cosines.device)
-    beyond = cosines - margin_rad * margin_rad.sin()
-    return torch.where(cosines > -margin_rad.cos(), rotate(cosines, margin_rad), beyond)
+    cos_m, sin_m = _cos_sin(margin_rad)
+    return torch.where(cosines > -cos_m, rotate(cosines, margin_rad), cosines - margin_rad * sin_m)
 
 
 def falling_cosine(angles_rad: Tensor) -> Tensor:
@@ -59,3 +58,9 @@ def falling_cosine(angles_rad: Tensor) -> Tensor:
     half_turns = torch.floor(angles_rad.detach() / math.pi)
     signs = 1.0 - 2.0 * torch.remainder(half_turns, 2.0)
     return signs * angles_rad.cos() - 2.0 * half_turns
+
+
+def _cos_sin(angle_rad: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
+    if isinstance(angle_rad, Tensor):
+        return angle_rad.cos(), angle_rad.sin()
+    return math.cos(angle_rad), math.sin(angle_rad)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.errors import FacetrainError
 from facetrain.margins.angles import add_angle
 from facetrain.margins.margin import Margin, Ranges, Targets
 
@@ -32,6 +33,9 @@ class _ElasticFace(Margin):
         value: mean of m.
         std: its standard deviation.
         seed: a whole number.
+
+    Raises:
+        FacetrainError: seed is a fraction.
     """
 
     seed: Tensor
@@ -39,6 +43,8 @@ class _ElasticFace(Margin):
     margins_n: Tensor
 
     def __init__(self, value: float, std: float, seed: float) -> None:
+        if seed != int(seed):
+            raise FacetrainError(f"elasticface: seed {seed:g} must be a whole number")
         super().__init__()
         self.value = value
         self.std = std

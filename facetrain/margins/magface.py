@@ -37,7 +37,7 @@ class MagFace(Margin):
         easy_margin: 1 for a margin on positive cosines only, else 0.
 
     Raises:
-        FacetrainError: an upper end below the lower one.
+        FacetrainError: an upper end below the lower one, or easy_margin between 0 and 1.
     """
 
     ranges: ClassVar[Ranges] = {
@@ -63,6 +63,8 @@ class MagFace(Margin):
             raise FacetrainError(f"magface: u_m {u_m:g} is below l_m {l_m:g}")
         if u_a <= l_a:
             raise FacetrainError(f"magface: u_a {u_a:g} must be above l_a {l_a:g}")
+        if easy_margin not in (0, 1):
+            raise FacetrainError(f"magface: easy_margin {easy_margin:g} must be 0 or 1")
         super().__init__()
         self.l_m = l_m
         self.u_m = u_m

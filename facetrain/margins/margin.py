@@ -50,7 +50,8 @@ class Margin(nn.Module, ABC):
     shapes_others: ClassVar[bool] = False
     """Changes other classes' cosines too, for which every rank is sent all N target cosines."""
     unified: ClassVar[bool] = False
-    """The loss is the unified cross-entropy with the learned `bias` (UniFace), not a softmax."""
+    """The loss is the unified cross-entropy with the learned `bias` and `others_weight` (UniFace),
+    not a softmax."""
 
     @property
     def bound(self) -> float:

@@ -5,10 +5,10 @@ learned bias b, the threshold, in place of the softmax:
 
     log(1 + exp(b - s (cos_y - m))) + l sum over j != y of log(1 + exp(s cos_j - b))
 
-b starts at log(10 C r), C classes of which the share r is in use, as in the authors' code; l is
-their weight of negatives, 1. Their code clamps the exponents to [-s, s], which takes the gradient
-from the hardest rows; the paper does not, nor do we. The head computes both terms, the margin
-subtracts m.
+b starts at log(10 C r), C classes of which the share r is in use, and l, the weight of other
+classes, is 1, both as in the authors' code. Their code clamps the exponents to [-s, s], which takes
+the gradient from the hardest rows; the paper does not, nor do we. The head computes both terms, the
+margin subtracts m.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class UniFace(Margin):
 
     Args:
         value: m, as a cosine difference.
-        negative_weight: l.
+        others_weight: l.
     """
 
-    ranges: ClassVar[Ranges] = {"value": (0.0, 1.0), "negative_weight": (0.0, 1e3)}
+    ranges: ClassVar[Ranges] = {"value": (0.0, 1.0), "others_weight": (0.0, 1e3)}
     unified = True
 
-    def __init__(self, value: float = 0.4, negative_weight: float = 1.0) -> None:
+    def __init__(self, value: float = 0.4, others_weight: float = 1.0) -> None:
         super().__init__()
         self.value = value
-        self.negative_weight = negative_weight
+        self.others_weight = float(others_weight)
         self.bias = nn.Parameter(torch.zeros(()))
         """The same on every rank."""
 

@@ -43,7 +43,7 @@ DEFAULTS: dict[str, dict[str, float]] = {
         "lambda_power": 1.0,
         "lambda_min": 5.0,
     },
-    "uniface": {"value": 0.4, "negative_weight": 1.0},
+    "uniface": {"value": 0.4, "others_weight": 1.0},
 }
 """Every margin and its paper's values."""
 
@@ -131,7 +131,7 @@ def reference_losses(
         positive = torch.logaddexp(zero, held["bias"] - scale * shaped_targets)
         negative = torch.logaddexp(zero, scale * others - held["bias"])
         negatives = torch.where(is_target, torch.zeros_like(negative), negative).sum(dim=1)
-        return positive + values["negative_weight"] * negatives
+        return positive + values["others_weight"] * negatives
 
     logits = scale * torch.where(is_target, shaped_targets[:, None], others)
     losses = torch.logsumexp(logits, dim=1) - scale * shaped_targets

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from facetrain.margins import CosFace
+from tests.facetrain.margins.checks import apply, slopes
 
 
-def test_cosface_subtracts_the_margin_from_the_cosine() -> None:
+def test_cosface_subtracts_the_margin_from_the_cosine_with_slope_one() -> None:
     cosines = [-1.0, -0.3, 0.0, 0.9, 1.0]
-    found = CosFace(0.4)(torch.tensor(cosines))
-    for cosine, value in zip(cosines, found.tolist(), strict=True):
-        assert value == pytest.approx(cosine - 0.4, abs=1e-6)
-
-
-def test_cosface_defaults_to_its_papers_margin_and_stays_below_its_bound() -> None:
-    assert CosFace().value == 0.35
-    assert float(CosFace()(torch.tensor(1.0))) <= CosFace().bound
+    for margin, value in ((CosFace(), 0.35), (CosFace(0.4), 0.4)):
+        assert apply(margin, cosines) == pytest.approx([cosine - value for cosine in cosines])
+        assert slopes(margin, cosines)[0] == [1.0] * len(cosines)

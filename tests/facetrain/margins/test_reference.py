@@ -38,7 +38,7 @@ def eager_losses(
         softplus = torch.nn.functional.softplus
         negatives = softplus(scale * others - margin.bias, threshold=100)
         losses = softplus(margin.bias - scale * shaped, threshold=100)
-        losses = losses + margin.negative_weight * negatives.masked_fill(is_target, 0).sum(dim=1)
+        losses = losses + margin.others_weight * negatives.masked_fill(is_target, 0).sum(dim=1)
     else:
         logits = scale * torch.where(is_target, shaped[:, None], others)
         losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
@@ -93,6 +93,8 @@ def _other_options(name: str) -> dict[str, float]:
     for option, (low, high) in MARGINS[name].ranges.items():
         default = DEFAULTS[name][option]
         chosen[option] = min(max(low, default * 0.7 + 0.02 * min(high - low, 1.0)), high)
+    if "seed" in chosen:
+        chosen["seed"] = 7.0
     if name == "magface":
         chosen["easy_margin"] = 1.0
     if name == "sphereface":
