@@ -284,16 +284,17 @@ class MarginSoftmax:
         if active.per_class > 1:
             cosines, places = cosines.view(-1, active.per_class, cosines.shape[1]).max(1)
             winners = places.to(torch.uint8)
+        above = None if threshold is None else cosines > threshold
+        if above is not None:
+            cosines.masked_fill_(above, 0.0)
         slopes = None
         if margin.shapes_others:
             targets_n = self._targets.all_margin_cosines_n
             assert targets_n is not None
             slopes = margin.shape_others(cosines, targets_n[chunk])
-        if threshold is not None:
-            above = cosines > threshold
+        if above is not None:
             slopes = torch.ones_like(cosines) if slopes is None else slopes
             slopes.masked_fill_(above, 0.0)
-            cosines.masked_fill_(above, 0.0)
         places_n = self._rows.places_n[chunk] - tile.start
         _put(cosines, places_n, cosines.new_full(places_n.shape, -torch.inf))
         return cosines, slopes, winners
