@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from facetrain.margins.angles import rotate
-from facetrain.margins.margin import Margin, Ranges, Targets
+from facetrain.margins.margin import Margin, Ranges, Targets, move_towards
 
 _NORM_RANGE = (0.001, 100.0)
 _STD_OFFSET = 1e-3
@@ -58,10 +58,9 @@ class AdaFace(Margin):
         rotated = torch.where((added_rad > 0) & (cosines < -added_rad.cos()), -1.0, rotated)
         return rotated - (self.value + self.value * quality)
 
-    @torch.no_grad()
     def observe(self, norms_n: Tensor | None, target_cosines_n: Tensor | None) -> None:
         assert norms_n is not None
-        lengths = norms_n.clamp(*_NORM_RANGE)
-        self.mean.lerp_(lengths.mean(), self.t_alpha)
+        lengths = norms_n.detach().clamp(*_NORM_RANGE)
+        move_towards(self.mean, lengths.mean(), self.t_alpha)
         if len(lengths) > 1:  # a single row has no spread
-            self.std.lerp_(lengths.std(), self.t_alpha)
+            move_towards(self.std, lengths.std(), self.t_alpha)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from facetrain.margins.angles import add_angle
-from facetrain.margins.margin import Margin, Ranges, Targets
+from facetrain.margins.margin import Margin, Ranges, Targets, move_towards
 
 
 class CurricularFace(Margin):
@@ -51,10 +51,9 @@ class CurricularFace(Margin):
     def forward(self, targets: Targets) -> Tensor:
         return add_angle(targets.cosines, self.value)
 
-    @torch.no_grad()
     def observe(self, norms_n: Tensor | None, target_cosines_n: Tensor | None) -> None:
         assert target_cosines_n is not None
-        self.t.lerp_(target_cosines_n.clamp(-1.0, 1.0).mean(), self.t_alpha)
+        move_towards(self.t, target_cosines_n.clamp(-1.0, 1.0).mean(), self.t_alpha)
 
     @torch.no_grad()
     def shape_others(self, cosines_kn: Tensor, margin_cosines_n: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 Ranges: TypeAlias = Mapping[str, tuple[float, float]]
@@ -95,3 +96,9 @@ class Margin(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{option}={getattr(self, option):g}" for option in self.ranges)
+
+
+@torch.no_grad()
+def move_towards(statistic: Tensor, value: Tensor, share: float) -> None:
+    """Running mean, in place: `share` of the value. A NaN, of a batch gone wrong, moves nothing."""
+    statistic.lerp_(torch.where(value.isnan(), statistic, value), share)

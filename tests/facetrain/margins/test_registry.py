@@ -100,6 +100,19 @@ def test_state_survives_a_round_trip(name: str) -> None:
     assert restored.bound == margin.bound
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_with_nan_leaves_statistics_usable(name: str) -> None:
+    margin = after_some_steps(name)
+    before = margin(targets_of(margin, COSINES))
+    broken = torch.tensor([0.3, float("nan")])
+    margin.observe(broken, broken)
+    after = margin(targets_of(margin, COSINES))
+    if name == "sphereface":  # its step counts on
+        assert bool(torch.isfinite(after).all())
+    else:
+        assert torch.equal(after, before)
+
+
 def test_other_classes_are_left_alone_unless_a_margin_says_so() -> None:
     for name in NAMES:
         margin = build_margin(name)
