@@ -33,11 +33,12 @@ from facetrain.distributed import Communicator, raise_together
 from facetrain.errors import FacetrainError
 
 FORMAT = "facetrain-checkpoint"
-VERSION = 1
+VERSION = 2
 _KEPT = 2
 _MANIFEST = "manifest.json"
 _COMMON = "common.pt"
 BACKBONE = "backbone/"
+HEAD = "head/"
 CHECKPOINTS = "checkpoints"
 """Folder of a run that holds them."""
 _STEP_NAME = re.compile(r"step-\d+")

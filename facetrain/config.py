@@ -21,8 +21,10 @@ Tail = tyro.conf.arg(name="")
 
 PRECISIONS = ("auto", "bf16", "fp32")
 DEVICES = ("auto", "cpu", "cuda")
-ENGINES = ("torch",)
+ENGINES = ("auto", "torch", "horovod")
 SCHEDULES = ("linear", "cosine", "constant")
+HEAD_PRECISIONS = ("auto", "bf16", "fp16", "fp32")
+OPTIMIZERS = ("sgd", "adamw")
 BAD_IMAGE_POLICIES = ("stop", "skip")
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -38,6 +40,8 @@ class ModelConfig:
     """Embedding dimensions D."""
     dropout: float = 0.0
     """Dropout before the last linear layer, where the backbone has one."""
+    initial_weights: Path | None = None
+    """Backbone to start from: model.pt of a run, or backbone.pth or model.pt of arcface_torch."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,62 @@ class HeadConfig:
     """The class-sharded margin softmax head."""
 
     margin: str = "cosface"
-    """arcface or cosface."""
+    """arcface, cosface, sphereface, combined, curricularface, magface, adaface, elasticface_arc,
+    elasticface_cos or uniface."""
     margin_value: float | None = None
-    """The margin; its paper's value when not given."""
+    """The margin's main value; its paper's when not given."""
+    margin_options: tuple[str, ...] = ()
+    """The margin's other values, as NAME=NUMBER; see docs/margins.md."""
+    margin_gradient: str = "through"
+    """Gradients go through the margin's slope, or past it as if the margin were a constant."""
     scale: float = 64.0
     """Scale s of the cosines."""
+    sub_centers: int = 1
+    """Centers of each class, of which the nearest counts."""
+    sample_rate: float = 1.0
+    """Share of the classes that take part in each step (Partial FC); below 1 the objective
+    changes."""
+    interclass_filtering_threshold: float = 0.0
+    """Cosines to other classes above it count as 0: likely the same person twice; 0 = off."""
+    head_schedule: str = "auto"
+    """Way through the logits: row_chunks, class_tiles, or auto = the fastest in --head-memory."""
     chunk_rows: int = 0
-    """Rows of the global batch whose logits exist at a time; 0 = as many as fit 64 MiB."""
+    """Rows of the global batch whose logits exist at a time; 0 = chosen."""
+    tile_classes: int = 0
+    """Classes of one tile of the logits; 0 = chosen."""
+    head_memory: str | None = None
+    """Bytes that a step of the head may take beyond its centers and their optimizer state, such
+    as 2GiB; default: a quarter of what is free."""
+    head_precision: str = "auto"
+    """Products of the head: fp32, bf16, fp16, or auto = as the backbone."""
+    center_momentum: str = "fp32"
+    """Momentum of the centers is stored as fp32 or bf16; with SGD."""
+    max_center_gradient_norm: float = 0.0
+    """Gradients of the centers above this L2 norm are scaled down to it; 0 = never."""
+    initial_centers: Path | None = None
+    """Folder of arcface_torch's per-rank head files to start from."""
+
+    def margin_arguments(self) -> tuple[dict[str, float], list[str]]:
+        """The margin's values by name, and what is wrong with how they are given."""
+        values: dict[str, float] = {}
+        problems = []
+        if self.margin_value is not None:
+            values["value"] = self.margin_value
+        for option in self.margin_options:
+            name, _, number = option.partition("=")
+            try:
+                values[name] = float(number)
+            except ValueError:
+                problems.append(f"--margin-options {option}: must be NAME=NUMBER")
+        return values, problems
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """SGD with momentum; the schedule follows from the data and the batch."""
+    """The optimizer; the schedule follows from the data and the batch."""
 
+    optimizer: str = "sgd"
+    """sgd or adamw, of backbone and class centers."""
     epochs: float = 20.0
     """Passes over the training images."""
     global_batch_size: int = 128
@@ -73,7 +120,7 @@ class OptimConfig:
     momentum: float = 0.9
     """Of SGD."""
     weight_decay: float = 5e-4
-    """L2 penalty, of every parameter."""
+    """L2 penalty (sgd) or decoupled decay (adamw), of every parameter; of centers in use."""
     max_gradient_norm: float = 5.0
     """Backbone gradients above this L2 norm are scaled down to it; 0 = never."""
 
@@ -108,9 +155,9 @@ class RunConfig:
     resume: bool = False
     """Go on from the last checkpoint of the run folder."""
     num_processes: int = 1
-    """Local processes to start; ignored under torchrun."""
-    engine: str = "torch"
-    """Communication engine: torch."""
+    """Local processes to start; ignored under torchrun and horovodrun."""
+    engine: str = "auto"
+    """Communication engine: torch, horovod, or auto = horovod under horovodrun, else torch."""
     device: str = "auto"
     """auto, cpu or cuda."""
     precision: str = "auto"
@@ -131,8 +178,9 @@ class RunConfig:
     def problems(self) -> list[str]:
         """Every field that cannot be used: one line each, naming field, value, what is allowed."""
         from facetrain.backbones import BACKBONES
+        from facetrain.classifier.schedule import SCHEDULES as HEAD_SCHEDULES
         from facetrain.distributed.launch import most_processes
-        from facetrain.margins import MARGINS
+        from facetrain.margins import MARGINS, margin_problems
         from facetrain.memory import parse_bytes
         from facetrain_datasets.transforms import TRANSFORMS
 
@@ -153,16 +201,24 @@ class RunConfig:
         allow("embedding-size", model.embedding_size, model.embedding_size >= 2, "at least 2")
         allow("dropout", model.dropout, 0 <= model.dropout < 1, "in [0, 1)")
         choice("margin", head.margin, MARGINS)
+        if head.margin in MARGINS:
+            options, unreadable = head.margin_arguments()
+            found.extend(unreadable)
+            found.extend(margin_problems(head.margin, options))
+        choice("margin-gradient", head.margin_gradient, ("through", "past"))
         allow("scale", head.scale, 0 < head.scale <= 1000, "in (0, 1000]")
-        allow("chunk-rows", head.chunk_rows, head.chunk_rows >= 0, "0 (automatic) or more")
-        if head.margin_value is not None and head.margin in MARGINS:
-            low, high = MARGINS[head.margin].value_range
-            allow(
-                "margin-value",
-                head.margin_value,
-                low <= head.margin_value <= high,
-                f"in [{low:g}, {high:g}] for {head.margin}",
-            )
+        allow("sub-centers", head.sub_centers, 1 <= head.sub_centers <= 255, "from 1 to 255")
+        allow("sample-rate", head.sample_rate, 0 < head.sample_rate <= 1, "in (0, 1]")
+        threshold = head.interclass_filtering_threshold
+        allow("interclass-filtering-threshold", threshold, 0 <= threshold <= 1, "in [0, 1]")
+        choice("head-schedule", head.head_schedule, ("auto", *HEAD_SCHEDULES))
+        allow("chunk-rows", head.chunk_rows, head.chunk_rows >= 0, "0 (chosen) or more")
+        allow("tile-classes", head.tile_classes, head.tile_classes >= 0, "0 (chosen) or more")
+        choice("head-precision", head.head_precision, HEAD_PRECISIONS)
+        choice("center-momentum", head.center_momentum, ("fp32", "bf16"))
+        norm = head.max_center_gradient_norm
+        allow("max-center-gradient-norm", norm, norm >= 0, "0 (never) or more")
+        choice("optimizer", optim.optimizer, OPTIMIZERS)
         allow("epochs", optim.epochs, optim.epochs > 0, "above 0")
         batch = optim.global_batch_size
         allow("global-batch-size", batch, batch >= 1, "at least 1")
@@ -205,11 +261,12 @@ class RunConfig:
         allow("checkpoint-every", self.checkpoint_every, self.checkpoint_every >= 1, "at least 1")
         allow("log-every", self.log_every, self.log_every >= 1, "at least 1")
         allow("timeout-s", self.timeout_s, 1 <= self.timeout_s <= 1e6, "from 1 to 1000000")
-        if self.memory is not None:
+        for flag, size in (("memory", self.memory), ("head-memory", head.head_memory)):
             try:
-                parse_bytes(self.memory)
+                if size is not None:
+                    parse_bytes(size)
             except ValueError as error:
-                found.append(f"--memory {self.memory}: {error}")
+                found.append(f"--{flag} {size}: {error}")
         return found
 
     def check(self) -> RunConfig:

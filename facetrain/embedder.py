@@ -245,6 +245,19 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
     return TorchEmbedder(backbone.to(device), preprocessing, device, name=values["backbone"])
 
 
+def load_initial_weights(backbone: Backbone, path: Path) -> None:
+    """Start `backbone` from a run's model.pt or an arcface_torch state dict, in place.
+
+    Raises:
+        FacetrainError: an unreadable file, or tensors of another backbone.
+    """
+    content = read_torch_file(path)
+    if isinstance(content, dict) and content.get("format") == MODEL_FORMAT:
+        load_state(backbone, content.get("state_dict", {}), path)
+    else:
+        load_state(backbone, read_arcface_state(path), path)
+
+
 def load_checkpoint_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
     """The model of a checkpoint, or of the newest one in a run directory.
 

@@ -1,9 +1,9 @@
-"""SGD with momentum, and a learning rate that follows from the batch and the number of steps."""
+"""The backbone's optimizer, and a learning rate that follows from the batch and the steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,9 +65,14 @@ class Schedule:
         )
 
 
-def build_optimizer(backbone: nn.Module, head: nn.Module, config: OptimConfig) -> torch.optim.SGD:
-    """SGD over the trainable parameters of both; momentum and decay alike, as in the field."""
-    parameters = [p for p in (*backbone.parameters(), *head.parameters()) if p.requires_grad]
+def build_optimizer(
+    parameters: Sequence[nn.Parameter], config: OptimConfig
+) -> torch.optim.Optimizer:
+    """The optimizer of everything but the class centers, which the head steps itself."""
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(
+            parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True
+        )
     return torch.optim.SGD(
         parameters,
         lr=config.lr,
@@ -103,5 +108,8 @@ def restore_optimizer_state(
     for key, value in state.items():
         name, _, slot = key.rpartition("/")
         parameter = parameters[name]
-        # A copy laid out as the parameter: fused steps want one memory format.
-        optimizer.state[parameter][slot] = torch.empty_like(parameter).copy_(value)
+        # A copy laid out as the parameter: fused steps want one memory format. Counts are scalars.
+        like = parameter if value.shape == parameter.shape else value
+        optimizer.state[parameter][slot] = torch.empty_like(
+            like, dtype=value.dtype, device=parameter.device
+        ).copy_(value)

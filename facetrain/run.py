@@ -18,17 +18,22 @@ import torch
 
 from facetrain.backbones import Backbone, build_backbone
 from facetrain.checkpoint import CHECKPOINTS, CheckpointFolder
-from facetrain.classifier import ShardedClassifier
 from facetrain.command import command_line
 from facetrain.config import RunConfig
 from facetrain.device import choose_precision, device_for
 from facetrain.distributed import Communicator, World, connect, on_first_rank
 from facetrain.distributed.gradients import largest_bucket_bytes
-from facetrain.embedder import MODEL_FILE, Embedder, TorchEmbedder, save_model
+from facetrain.embedder import (
+    MODEL_FILE,
+    Embedder,
+    TorchEmbedder,
+    load_initial_weights,
+    save_model,
+)
 from facetrain.errors import TrainingStopped
 from facetrain.evaluation.baselines import PixelPca
 from facetrain.evaluation.task import EvaluationTask, SystemResult, embed_over_ranks
-from facetrain.margins import build_margin
+from facetrain.head import build_head, describe_head
 from facetrain.memory import MemoryManager, parse_bytes, profile_backbone
 from facetrain.optim import Schedule
 from facetrain.preflight import check_sizes, load_dataset
@@ -95,7 +100,8 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         backbone = build_initial_backbone(config, device)
         model = TorchEmbedder(backbone, preprocessing, device, name=config.model.backbone)
         log.say(f"evaluation: {task.title}, {len(task.images):,} images")
-        baselines = [evaluate("untrained network", model, task, communicator)]
+        before = "untrained network" if config.model.initial_weights is None else "initial network"
+        baselines = [evaluate(before, model, task, communicator)]
         if pca:
             pixels = on_first_rank(communicator, lambda: fit_pca(dataset, config.seed))
             baselines.append(evaluate("raw pixels + PCA", pixels, task, communicator))
@@ -105,12 +111,14 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         precision = choose_precision(config.precision, device)
         memory = plan_memory(config, backbone, precision, communicator)
         log.say(memory.report().describe())
+        head = build_head(config, len(source.identities), precision, communicator, world)
+        log.say(describe_head(head, config.optim.global_batch_size // config.optim.micro_batches))
         trainer = Trainer(
             config,
             Components(
                 backbone,
                 memory,
-                build_head(config, len(source.identities), precision, communicator),
+                head,
                 preprocessing,
                 schedule,
                 communicator,
@@ -179,33 +187,16 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
 
 
 def build_initial_backbone(config: RunConfig, device: torch.device) -> Backbone:
-    """The untrained backbone; equal on every rank, since it depends on the seed only."""
+    """The backbone before training; equal on every rank."""
     torch.manual_seed(config.seed)
     backbone = build_backbone(
         config.model.backbone, config.model.embedding_size, config.model.dropout
     )
+    if config.model.initial_weights is not None:
+        load_initial_weights(backbone, config.model.initial_weights)
     # Images arrive in channels_last memory; convolutions run faster in it on CPU and GPU.
     backbone.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return backbone.train()
-
-
-def build_head(
-    config: RunConfig,
-    num_classes: int,
-    product_dtype: torch.dtype | None,
-    communicator: Communicator,
-) -> ShardedClassifier:
-    """This rank's share of the classification layer."""
-    return ShardedClassifier(
-        num_classes,
-        config.model.embedding_size,
-        build_margin(config.head.margin, config.head.margin_value),
-        communicator,
-        scale=config.head.scale,
-        chunk_rows=config.head.chunk_rows,
-        product_dtype=product_dtype or torch.float32,
-        seed=config.seed,
-    )
 
 
 def plan_memory(
@@ -274,7 +265,15 @@ def run_facts(config: RunConfig, source: FaceSource) -> dict[str, Any]:
         "dropout": model.dropout,
         "margin": head.margin,
         "margin-value": head.margin_value,
+        "margin-options": sorted(head.margin_options),
+        "margin-gradient": head.margin_gradient,
         "scale": head.scale,
+        "sub-centers": head.sub_centers,
+        "sample-rate": head.sample_rate,
+        "interclass-filtering-threshold": head.interclass_filtering_threshold,
+        "center-momentum": head.center_momentum,
+        "max-center-gradient-norm": head.max_center_gradient_norm,
+        "optimizer": optim.optimizer,
         "epochs": optim.epochs,
         "global-batch-size": optim.global_batch_size,
         "schedule": optim.schedule,

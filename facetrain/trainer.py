@@ -1,7 +1,7 @@
 """The one training loop: data-parallel backbone, class-sharded head, checkpoints, bad steps.
 
     for each step:  exchange batch sizes -> per micro-batch: backbone forward, head forward (which
-    makes its gradients), backbone backward -> gradients summed over ranks -> clip -> SGD step
+    steps its centers), backbone backward -> gradients summed over ranks -> clip -> step
 
 Shapes: B rows of this rank in a micro-batch, N rows of all ranks and micro-batches of a step.
 The loss of a step is the mean over its N rows, however they are cut.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbones import Backbone
-from facetrain.checkpoint import BACKBONE, CheckpointFolder, TrainingState, with_prefix
+from facetrain.checkpoint import BACKBONE, HEAD, CheckpointFolder, TrainingState, with_prefix
 from facetrain.classifier import ShardedClassifier
 from facetrain.config import RunConfig
 from facetrain.distributed import Communicator
@@ -104,9 +104,17 @@ class Trainer:
     def __init__(self, config: RunConfig, parts: Components) -> None:
         self._config = config
         self._parts = parts
-        self._optimizer = build_optimizer(parts.backbone, parts.head, config.optim)
-        self._trained = {n: p for n, p in parts.backbone.named_parameters() if p.requires_grad}
-        self._gradient_sum = GradientSum(list(self._trained.values()), parts.communicator)
+        trained = {n: p for n, p in parts.backbone.named_parameters() if p.requires_grad}
+        self._backbone_parameters = list(trained.values())
+        # A margin's own parameters get whole gradients from the head: they are not summed again.
+        self._trained = {
+            **trained,
+            **{f"margin.{n}": p for n, p in parts.head.margin.named_parameters()},
+        }
+        self._optimizer = build_optimizer(list(self._trained.values()), config.optim)
+        assert parts.head.optimizer is not None
+        self._center_optimizer = parts.head.optimizer
+        self._gradient_sum = GradientSum(self._backbone_parameters, parts.communicator)
         self._totals = Totals()
         self._bad_steps_in_a_row = 0
         self.step = 0
@@ -117,7 +125,6 @@ class Trainer:
         """Write a checkpoint of the current step; every rank calls it."""
         parts = self._parts
         average_buffers(parts.backbone, parts.communicator)
-        head = {"centers": parts.head.centers}
         parts.checkpoints.save(
             TrainingState(
                 self.step,
@@ -128,13 +135,11 @@ class Trainer:
                         f"optimizer/{k}": v
                         for k, v in optimizer_state(self._optimizer, self._trained).items()
                     },
+                    **{HEAD + k: v for k, v in parts.head.common_state().items()},
                     "skipped_images": self._totals.skipped_images,
                     "skipped_steps": self._totals.skipped_steps,
                 },
-                rows={
-                    "centers": parts.head.centers.detach(),
-                    **optimizer_state(self._optimizer, head),
-                },
+                rows=parts.head.rows_state(),
             )
         )
 
@@ -142,17 +147,13 @@ class Trainer:
         """Take over the checkpoint of `step`, whatever world size wrote it."""
         parts = self._parts
         head = parts.head
-        rows = (head.first_class, head.first_class + len(head.centers))
-        state = parts.checkpoints.load(step, parts.facts, {"centers": rows})
+        state = parts.checkpoints.load(step, parts.facts, {"centers": head.row_range})
         backbone = with_prefix(state.common, BACKBONE)
         parts.backbone.load_state_dict(backbone)
         restore_optimizer_state(
             self._optimizer, self._trained, with_prefix(state.common, "optimizer/")
         )
-        with torch.no_grad():
-            head.centers.copy_(state.rows["centers"])
-        centers_state = {key: value for key, value in state.rows.items() if key != "centers"}
-        restore_optimizer_state(self._optimizer, {"centers": head.centers}, centers_state)
+        head.load_state(state.rows, with_prefix(state.common, HEAD))
         self._totals = Totals(state.common["skipped_images"], state.common["skipped_steps"])
         self.step = state.step
 
@@ -232,8 +233,11 @@ class Trainer:
 
         step_seed = (self._config.seed * 1_000_003 + self.step) * 4096 + parts.communicator.rank
         torch.manual_seed(step_seed % 2**63)
-        buffers = [buffer.clone() for buffer in parts.backbone.buffers()]
+        buffers = [*parts.backbone.buffers(), *parts.head.margin.buffers()]
+        before = [buffer.clone() for buffer in buffers]
         self._optimizer.zero_grad(set_to_none=True)
+        # Before the pass: centers may be stepped in it.
+        self._set_lr(parts.schedule.lr(self.step))
         loss = torch.zeros((), device=parts.communicator.device)
         with parts.memory.measure() if measured else nullcontext() as live:
             for index, batch in enumerate(micro_batches):
@@ -246,18 +250,25 @@ class Trainer:
                         not_counted=nullcontext if live is None else live.paused,
                     )
         limit = self._config.optim.max_gradient_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(list(self._trained.values()), limit)
+        norm = nn.utils.clip_grad_norm_(self._backbone_parameters, limit)
         value = loss.item()
         if not (math.isfinite(value) and math.isfinite(norm.item())):
             # The same on every rank: the loss and the gradients are sums over all of them.
-            for buffer, before in zip(parts.backbone.buffers(), buffers, strict=True):
-                buffer.copy_(before)
+            for buffer, value_before in zip(buffers, before, strict=True):
+                buffer.copy_(value_before)
+            parts.head.drop_gradient()
             self._skip_step(micro_batches, f"loss {value:g}, gradient norm {norm.item():g}")
             return math.nan, num_rows
         self._bad_steps_in_a_row = 0
-        set_lr(self._optimizer, parts.schedule.lr(self.step))
+        if limit := self._config.head.max_center_gradient_norm:
+            parts.head.clip_gradient(limit)
+        parts.head.step()
         self._optimizer.step()
         return value, num_rows
+
+    def _set_lr(self, lr: float) -> None:
+        set_lr(self._optimizer, lr)
+        self._center_optimizer.lr = lr
 
     def _do_micro_batch(
         self,

@@ -89,6 +89,7 @@ class _Step:
         self._norms_b = torch.linalg.vector_norm(embeddings, dim=1)
         self._inverse_norms_b = inverse_norms(embeddings)[:, None]
         self._unit_bd = embeddings * self._inverse_norms_b
+        head.margin.train(inputs.training)
         rows, classes = self._exchange()
         self._active = ActiveCenters(head.centers.detach(), classes, head.sub_centers)
         self._softmax = MarginSoftmax(
@@ -180,7 +181,7 @@ class _Step:
             self._feature_gradient *= weight
             self._center_gradient.values *= weight
             self._pass_on(self._center_gradient.values, sink)
-        bias = None if self._bias_gradient is None else (self._bias_gradient * weight).reshape(1)
+        bias = None if self._bias_gradient is None else self._bias_gradient * weight
         embeddings = self._embedding_gradient(weight)
         if gradient is None:
             return embeddings, None, bias
@@ -211,10 +212,9 @@ class _Step:
             with torch.enable_grad():
                 norms = self._norms_b.detach().requires_grad_()
                 penalties = head.margin.penalty(norms)
-            if penalties is not None:
-                norm_gradient = (
-                    norm_gradient + weight * torch.autograd.grad(penalties.sum(), norms)[0]
-                )
+                if penalties is not None:
+                    (slopes,) = torch.autograd.grad(penalties.sum(), norms)
+                    norm_gradient = norm_gradient + weight * slopes
             gradient += norm_gradient[:, None] * unit_bd
         return gradient.to(self._type)
 

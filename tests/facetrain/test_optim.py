@@ -44,7 +44,16 @@ def test_lr_rises_to_its_peak_then_falls_as_named(kind: str) -> None:
         assert rates[step] == pytest.approx(expected)
 
 
-def test_restored_optimizer_goes_on_as_if_uninterrupted() -> None:
+@pytest.mark.parametrize(
+    ("config", "slots"),
+    [
+        (OptimConfig(momentum=0.9), ["momentum_buffer"]),
+        (OptimConfig(optimizer="adamw", lr=0.01), ["exp_avg", "exp_avg_sq", "step"]),
+    ],
+)
+def test_restored_optimizer_goes_on_as_if_uninterrupted(
+    config: OptimConfig, slots: list[str]
+) -> None:
     def network() -> tuple[nn.Module, nn.Module]:
         torch.manual_seed(1)
         backbone = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -57,7 +66,7 @@ def test_restored_optimizer_goes_on_as_if_uninterrupted() -> None:
         optimizer.step()
 
     backbone, head = network()
-    optimizer = build_optimizer(backbone, head, OptimConfig(momentum=0.9))
+    optimizer = build_optimizer([*backbone.parameters(), *head.parameters()], config)
     set_lr(optimizer, 0.05)
     step(backbone, head, optimizer)
     weights = {name: value.clone() for name, value in backbone.state_dict().items()}
@@ -67,13 +76,13 @@ def test_restored_optimizer_goes_on_as_if_uninterrupted() -> None:
         **dict(head.named_parameters(prefix="h")),
     }
     state = {key: value.clone() for key, value in optimizer_state(optimizer, parameters).items()}
-    assert sorted(state) == [f"{name}/momentum_buffer" for name in sorted(parameters)]
+    assert sorted(state) == [f"{name}/{slot}" for name in sorted(parameters) for slot in slots]
     step(backbone, head, optimizer)
 
     other_backbone, other_head = network()
     other_backbone.load_state_dict(weights)
     other_head.load_state_dict(head_weights)
-    other = build_optimizer(other_backbone, other_head, OptimConfig(momentum=0.9))
+    other = build_optimizer([*other_backbone.parameters(), *other_head.parameters()], config)
     set_lr(other, 0.05)
     others = {
         **dict(other_backbone.named_parameters(prefix="b")),

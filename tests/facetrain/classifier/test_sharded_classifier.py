@@ -64,7 +64,13 @@ def _step(
     scale: float,
     chunk_rows: int,
 ) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
-    head = _head(communicator, num_classes, margin=margin, scale=scale, schedule=ScheduleWish(chunk_rows=chunk_rows))
+    head = _head(
+        communicator,
+        num_classes,
+        margin=margin,
+        scale=scale,
+        schedule=ScheduleWish(chunk_rows=chunk_rows),
+    )
     embeddings, labels = _batch(sum(counts), num_classes)
     own = embeddings.split(counts)[communicator.rank].clone().requires_grad_()
     loss = head(own, labels.split(counts)[communicator.rank])

@@ -1,0 +1,151 @@
+"""This rank's classification layer, as the config asks for it and this machine has room for."""
+
+from __future__ import annotations
+
+import torch
+
+from facetrain.classifier import (
+    CenterAdamW,
+    CenterOptimizer,
+    CenterSGD,
+    ScheduleWish,
+    ShardedClassifier,
+)
+from facetrain.config import RunConfig
+from facetrain.device import free_memory_bytes
+from facetrain.distributed import Communicator, World, even_counts, raise_together
+from facetrain.errors import FacetrainError
+from facetrain.margins import build_margin
+from facetrain.memory import format_bytes, parse_bytes
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SHARE_OF_FREE = 4
+
+
+def build_head(
+    config: RunConfig,
+    num_classes: int,
+    backbone_dtype: torch.dtype | None,
+    communicator: Communicator,
+    world: World,
+) -> ShardedClassifier:
+    """This rank's share of the classification layer.
+
+    Args:
+        backbone_dtype: of the backbone's products; None = fp32.
+
+    Raises:
+        FacetrainError: its centers do not fit, or initial ones do not match; on every rank.
+    """
+    head = config.head
+    optimizer = build_center_optimizer(config)
+    # Ranks of one machine share its memory; on GPUs each has its own.
+    sharing = world.local_world_size if communicator.device.type == "cpu" else 1
+    free_bytes = _least(communicator, free_memory_bytes(communicator.device) // sharing)
+    check_room(config, num_classes, optimizer, communicator.world_size, free_bytes)
+    limit = parse_bytes(head.head_memory) if head.head_memory else free_bytes // _SHARE_OF_FREE
+    dtype = _DTYPES.get(head.head_precision, backbone_dtype or torch.float32)
+    options, _ = head.margin_arguments()
+    built = ShardedClassifier(
+        num_classes,
+        config.model.embedding_size,
+        build_margin(head.margin, options),
+        communicator,
+        scale=head.scale,
+        sub_centers=head.sub_centers,
+        sample_rate=head.sample_rate,
+        others_threshold=head.interclass_filtering_threshold or None,
+        through_margin=head.margin_gradient == "through",
+        optimizer=optimizer,
+        step_in_backward=not needs_whole_gradient(config),
+        schedule=ScheduleWish(head.head_schedule, head.chunk_rows, head.tile_classes),
+        limit_bytes=limit,
+        product_dtype=dtype,
+        seed=config.seed,
+    )
+    if head.initial_centers is not None:
+        load_initial_centers(built, config)
+    return built
+
+
+def build_center_optimizer(config: RunConfig) -> CenterOptimizer:
+    """The centers' optimizer; its learning rate is set before each step."""
+    optim = config.optim
+    if optim.optimizer == "adamw":
+        return CenterAdamW(optim.lr, weight_decay=optim.weight_decay)
+    return CenterSGD(
+        optim.lr, optim.momentum, optim.weight_decay, _DTYPES[config.head.center_momentum]
+    )
+
+
+def needs_whole_gradient(config: RunConfig) -> bool:
+    """Whether the centers' gradient must exist whole before their step."""
+    return config.optim.micro_batches > 1 or config.head.max_center_gradient_norm > 0
+
+
+def check_room(
+    config: RunConfig,
+    num_classes: int,
+    optimizer: CenterOptimizer,
+    world_size: int,
+    free_bytes: int,
+) -> None:
+    """Whether centers and their optimizer's state fit into memory, before any is taken.
+
+    Raises:
+        FacetrainError: they do not; names sizes and what to change.
+    """
+    size = config.model.embedding_size
+    rows = max(even_counts(num_classes, world_size)) * config.head.sub_centers
+    needed = rows * (4 * size + optimizer.state_bytes_per_row(size))
+    if needed > free_bytes:
+        raise FacetrainError(
+            f"{num_classes:,} identities over {world_size} processes: centers of {size} dimensions "
+            f"and their optimizer state take {format_bytes(needed)} a process, and "
+            f"{format_bytes(free_bytes)} are free; use more processes on more memory, a smaller "
+            "--embedding-size, or --center-momentum bf16"
+        )
+
+
+def describe_head(head: ShardedClassifier, num_rows: int) -> str:
+    """One line for the log: how the logits of a step are worked through."""
+    text = f"head: {head.num_classes:,} identities, {head.schedule(num_rows).describe()}"
+    if head.sampler is not None:
+        text += f"; {head.sampler.rate:.0%} of the identities take part in a step"
+    if head.optimizer is not None and head.step_in_backward:
+        text += "; centers are stepped in the backward pass"
+    return text
+
+
+def load_initial_centers(head: ShardedClassifier, config: RunConfig) -> None:
+    """Take over the centers of arcface_torch's per-rank files.
+
+    Raises:
+        FacetrainError: files that cannot be used, on every rank.
+    """
+    folder = config.head.initial_centers
+    assert folder is not None
+    problem = None
+    try:
+        source = ArcfaceHead.in_folder(folder)
+        if head.sub_centers > 1:
+            raise FacetrainError("--initial-centers has one center a class: use --sub-centers 1")
+        found = (source.num_classes, source.embedding_size)
+        wanted = (head.num_classes, head.centers.shape[1])
+        if found != wanted:
+            raise FacetrainError(
+                f"--initial-centers {folder}: {found[0]:,} classes of {found[1]} dimensions, this "
+                f"run has {wanted[0]:,} of {wanted[1]}; use the data set they were trained on, or "
+                "start without"
+            )
+        with torch.no_grad():
+            head.centers.copy_(source.rows(*head.row_range))
+    except FacetrainError as error:
+        problem = str(error)
+    raise_together(head.communicator, problem)
+
+
+def _least(communicator: Communicator, value: int) -> int:
+    """The smallest value of all ranks. One all-reduce of 8 bytes."""
+    negated = torch.tensor([-value], dtype=torch.int64, device=communicator.device)
+    return -int(communicator.all_reduce(negated, "max").item())
