@@ -6,66 +6,22 @@ largest; even shares travel as they are.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from facetrain.distributed.communicator import PeerLostError, Pending
+from facetrain.distributed.communicator import Pending
+from facetrain.distributed.peers import meeting, peers_alive
 from facetrain.distributed.world import World
-from facetrain.errors import FacetrainError
 
 T = TypeVar("T")
 
-_MOST_OF_A_CAUSE = 160
-
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-
-
-@contextlib.contextmanager
-def _peers_alive(timeout_s: float) -> Iterator[None]:
-    """Say what the engine's many errors mean, but for memory: another rank is gone."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise PeerLostError(
-            f"lost contact with another process, or waited more than {timeout_s:g} s for it; "
-            "look for that process's own message, then go on from the last checkpoint with "
-            f"--resume ({_cause(error)})"
-        ) from error
-
-
-@contextlib.contextmanager
-def _meeting(world: World, timeout_s: float) -> Iterator[None]:
-    """Say why this rank could not join the others."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise PeerLostError(
-            f"process {world.rank} could not meet all {world.world_size} processes within "
-            f"{timeout_s:g} s; look for the message of one that did not start, and check that all "
-            f"can reach each other ({_cause(error)})"
-        ) from error
-    except ValueError as error:
-        raise FacetrainError(
-            f"process {world.rank} of {world.world_size} is not told where to meet the others "
-            f"({_cause(error)}); start with torchrun or with --num-processes"
-        ) from error
-
-
-def _cause(error: Exception) -> str:
-    """The engine's own words, without its trace."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:_MOST_OF_A_CAUSE] if lines else type(error).__name__
 
 
 class _PendingWork:
@@ -74,7 +30,7 @@ class _PendingWork:
         self._timeout_s = timeout_s
 
     def wait(self) -> None:
-        with _peers_alive(self._timeout_s):
+        with peers_alive(self._timeout_s):
             self._work.wait()
 
 
@@ -96,8 +52,8 @@ class TorchCommunicator:
         self.world_size = world.world_size
         self.device = device
         self._timeout_s = timeout_s
-        self._alive = functools.partial(_peers_alive, timeout_s)
-        with _meeting(world, timeout_s):
+        self._alive = functools.partial(peers_alive, timeout_s)
+        with meeting(world, timeout_s):
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 init_method=world.init_method,

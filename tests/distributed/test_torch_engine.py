@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from facetrain.distributed import PeerLostError, World, connect
-from facetrain.distributed.torch_engine import _peers_alive
+from facetrain.distributed.peers import peers_alive
 from facetrain.errors import FacetrainError
 
 CPU = torch.device("cpu")
@@ -16,18 +16,18 @@ CPU = torch.device("cpu")
 
 def test_a_lost_peer_is_told_with_the_cause() -> None:
     cause = "Connection closed by peer\nException raised from wait at ..." + "x" * 500
-    with pytest.raises(PeerLostError) as raised, _peers_alive(30.0):
+    with pytest.raises(PeerLostError) as raised, peers_alive(30.0):
         raise RuntimeError(cause)
     message = str(raised.value)
     assert message.startswith("lost contact with another process, or waited more than 30 s")
     assert message.endswith("(Connection closed by peer)")
-    with pytest.raises(PeerLostError) as raised, _peers_alive(30.0):
+    with pytest.raises(PeerLostError) as raised, peers_alive(30.0):
         raise RuntimeError("y" * 500)
     assert len(str(raised.value)) < 400
 
 
 def test_lack_of_memory_is_no_lost_peer() -> None:
-    with pytest.raises(torch.OutOfMemoryError), _peers_alive(30.0):
+    with pytest.raises(torch.OutOfMemoryError), peers_alive(30.0):
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
 
