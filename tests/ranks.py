@@ -1,4 +1,4 @@
-"""Runs a function on several real ranks, each in its own process, joined by gloo.
+"""Runs a function on several real ranks, each in its own process, joined by an engine.
 
 Processes come from a fork server that has torch imported, so that a test of 3 ranks takes well
 under a second.
@@ -6,6 +6,7 @@ under a second.
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from facetrain.distributed import World, connect
@@ -21,12 +23,24 @@ from facetrain.distributed import World, connect
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The tests' imports, and those that torch does at the first backward and optimizer step.
 _CONTEXT.set_forkserver_preload(
-    ["pytest", "torch._dynamo", "torch.distributed", "facetrain.classifier"]
+    ["pytest", "torch._dynamo", "torch.distributed", "facetrain.classifier", "horovod.torch"]
 )
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None,
+    reason="Horovod is not installed: facetrain horovod build",
+)
+ENGINES = ["torch", pytest.param("horovod", marks=needs_horovod)]
+"""For tests that run on each engine: `@pytest.mark.parametrize("engine", ENGINES)`."""
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 60.0
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    timeout_s: float = 60.0,
+    engine: str = "torch",
+    collective_timeout_s: float = 30.0,
 ) -> list[Any]:
     """Results of `function(communicator, *arguments)` on each rank, in rank order.
 
@@ -34,12 +48,16 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         results = [_CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
+        worlds = [
+            World(rank, world_size, rank, f"file://{folder}/meet", True, world_size)
+            for rank in range(world_size)
+        ]
         processes = [
             _CONTEXT.Process(
                 target=_rank,
-                args=(function, rank, world_size, f"file://{folder}/meet", sender, arguments),
+                args=(function, world, engine, collective_timeout_s, sender, arguments),
             )
-            for rank, (_, sender) in enumerate(results)
+            for world, (_, sender) in zip(worlds, results, strict=True)
         ]
         for process in processes:
             process.start()
@@ -70,9 +88,9 @@ def raise_first(results: list[Any]) -> list[Any]:
 
 def _rank(
     function: Callable[..., Any],
-    rank: int,
-    world_size: int,
-    init_method: str,
+    world: World,
+    engine: str,
+    timeout_s: float,
     sender: Any,
     arguments: tuple[Any, ...],
 ) -> None:
@@ -80,12 +98,7 @@ def _rank(
     torch.set_num_threads(1)
     result: Any
     try:
-        communicator = connect(
-            World(rank, world_size, rank, init_method, launched=True),
-            torch.device("cpu"),
-            "torch",
-            timeout_s=30.0,
-        )
+        communicator = connect(world, torch.device("cpu"), engine, timeout_s)
         result = function(communicator, *arguments)
         # Plain pickle: multiprocessing's own would pass tensors by file descriptors that die here.
         sender.send_bytes(pickle.dumps(result))

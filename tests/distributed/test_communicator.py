@@ -16,7 +16,7 @@ from facetrain.distributed import (
 from facetrain.errors import FacetrainError
 from facetrain.memory import MemoptError
 from facetrain_datasets.errors import DatasetError
-from tests.ranks import raise_first, run_ranks
+from tests.ranks import ENGINES, raise_first, run_ranks
 
 
 def _values(rank: int, rows: int) -> torch.Tensor:
@@ -43,12 +43,13 @@ def _collectives(communicator: Communicator, counts: list[int]) -> dict[str, tor
     }
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("counts", [[3], [2, 2], [4, 1], [0, 3], [2, 0, 3], [0, 0, 0]])
 def test_collectives_equal_their_definition_for_uneven_and_empty_shares(
-    counts: list[int],
+    counts: list[int], engine: str
 ) -> None:
     world_size = len(counts)
-    results = raise_first(run_ranks(_collectives, world_size, counts))
+    results = raise_first(run_ranks(_collectives, world_size, counts, engine=engine))
     gathered = torch.cat([_values(rank, count) for rank, count in enumerate(counts)])
     summed = sum(_values(rank, sum(counts)) for rank in range(world_size))
     assert isinstance(summed, torch.Tensor)
@@ -79,8 +80,9 @@ def _fails_on_last_rank(communicator: Communicator) -> None:
     raise_together(communicator, "image x.jpg: cut" if last else None)
 
 
-def test_raise_together_raises_the_same_error_on_every_rank() -> None:
-    for result in run_ranks(_fails_on_last_rank, 3):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_raise_together_raises_the_same_error_on_every_rank(engine: str) -> None:
+    for result in run_ranks(_fails_on_last_rank, 3, engine=engine):
         assert isinstance(result, FacetrainError)
         assert result.args[0] == "image x.jpg: cut"
 
@@ -138,6 +140,7 @@ def _dies(communicator: Communicator) -> str:
     return "no error"
 
 
-def test_other_ranks_are_told_when_one_dies() -> None:
-    results = run_ranks(_dies, 2)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_other_ranks_are_told_when_one_dies(engine: str) -> None:
+    results = run_ranks(_dies, 2, engine=engine)
     assert results[0] == "PeerLostError"

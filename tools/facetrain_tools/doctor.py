@@ -112,7 +112,7 @@ def check_engines() -> Finding:
 def check_collective() -> Finding:
     """A sum over two processes, started as `facetrain train` starts its own."""
     started = time.monotonic()
-    command = [sys.executable, "-m", "facetrain_tools.collective_check"]
+    command = [sys.executable, "-m", "facetrain_tools.collective_check", "torch"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_COLLECTIVE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
