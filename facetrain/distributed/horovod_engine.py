@@ -52,13 +52,15 @@ def load_horovod() -> Any:
         FacetrainError: it is not installed, or was built for another torch.
     """
     try:
-        return importlib.import_module("horovod.torch")
+        horovod = importlib.import_module("horovod.torch")
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "horovod"
         found = "is not installed" if missing else f"cannot be imported ({error})"
-        raise FacetrainError(
-            f"--engine horovod: Horovod {found}; run `facetrain horovod build`"
-        ) from error
+    else:
+        if hasattr(horovod, "init"):
+            return horovod
+        found = "was built without torch"
+    raise FacetrainError(f"--engine horovod: Horovod {found}; run `facetrain horovod build`")
 
 
 class HorovodCommunicator:

@@ -197,6 +197,12 @@ def test_horovod_that_is_absent_or_unfit_is_told_with_the_remedy(
         load_horovod()
 
 
+def test_a_horovod_built_without_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module.importlib, "import_module", lambda name: object())
+    with pytest.raises(FacetrainError, match="was built without torch; run `facetrain horovod"):
+        load_horovod()
+
+
 def test_more_elements_than_horovod_counts_are_refused() -> None:
     _check_size((2**31 - 1,))
     with pytest.raises(FacetrainError, match=r"at most 2,147,483,647 numbers .* 2,147,483,648;"):

@@ -49,6 +49,21 @@ def test_any_faiss_that_cannot_be_imported_is_an_error(monkeypatch: pytest.Monke
     assert finding.advice == "pip install --force-reinstall faiss-gpu-cu12"
 
 
+def test_no_horovod_is_a_note_that_says_how_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: "not installed")
+    finding = doctor.check_horovod()
+    assert finding.state == doctor.NOTE
+    assert "facetrain horovod build" in finding.advice
+
+
+def test_a_horovod_of_another_torch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: "0.28.1")
+    _break_import(monkeypatch, "horovod.torch", "undefined symbol")
+    finding = doctor.check_horovod()
+    assert finding.state == doctor.ERROR
+    assert "cannot be imported (undefined symbol)" in finding.text
+
+
 def test_missing_libgl_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     _break_import(monkeypatch, "cv2", "libGL.so.1: cannot open shared object file")
     finding = doctor.check_opencv()

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from facetrain.errors import FacetrainError
+
 OK, NOTE, ERROR = "ok", "note", "ERROR"
 _COLLECTIVE_TIMEOUT_S = 120
 _LITTLE_MEMORY_BYTES = 2 * 2**30
@@ -160,6 +162,24 @@ def check_faiss() -> Finding:
     return Finding(OK, f"{installed[0] if installed else 'faiss'} {faiss.__version__}, {gpus} GPUs")
 
 
+def check_horovod() -> Finding:
+    from facetrain.distributed.horovod_engine import load_horovod
+
+    version = _version("horovod")
+    if version == "not installed":
+        return Finding(
+            NOTE,
+            "not installed; torch's engine serves",
+            "for --engine horovod and horovodrun: facetrain horovod build",
+        )
+    try:
+        horovod = load_horovod()
+    except FacetrainError as error:
+        return Finding(ERROR, str(error), "facetrain horovod build, or pip uninstall -y horovod")
+    backends = "gloo and NCCL" if horovod.nccl_built() else "gloo"
+    return Finding(OK, f"Horovod {version} with {backends}")
+
+
 def check_opencv() -> Finding:
     try:
         cv2 = importlib.import_module("cv2")
@@ -220,6 +240,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "gpu": check_gpu,
     "engines": check_engines,
     "collective": check_collective,
+    "horovod": check_horovod,
     "faiss": check_faiss,
     "opencv": check_opencv,
     "memory": check_memory,
