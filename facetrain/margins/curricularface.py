@@ -48,6 +48,10 @@ class CurricularFace(Margin):
         """
         return 1.0 + abs(float(self.t))
 
+    @property
+    def curriculum(self) -> Tensor:
+        return self.t
+
     def forward(self, targets: Targets) -> Tensor:
         return add_angle(targets.cosines, self.value)
 

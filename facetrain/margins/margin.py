@@ -59,6 +59,11 @@ class Margin(nn.Module, ABC):
         """No cosine, of a target or of another class, is larger after the margin."""
         return 1.0
 
+    @property
+    def curriculum(self) -> Tensor | None:
+        """t, where `shape_others` is CurricularFace's c -> c (t + c), which kernels know."""
+        return None
+
     @abstractmethod
     def forward(self, targets: Targets) -> Tensor:
         """Margin cosines, fp32 [M]; differentiable in the cosines on [-1, 1].
