@@ -8,9 +8,12 @@ from facetrain.distributed import World
 from facetrain.errors import FacetrainError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+HOROVODRUN = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
 
 
 def _world(monkeypatch: pytest.MonkeyPatch, *values: str | None) -> World:
+    for name in HOROVODRUN:
+        monkeypatch.delenv(name, raising=False)
     for name, value in zip(VARIABLES, values, strict=True):
         if value is None:
             monkeypatch.delenv(name, raising=False)
@@ -52,3 +55,28 @@ def test_contradictions_are_named(
 ) -> None:
     with pytest.raises(FacetrainError, match=message):
         _world(monkeypatch, *values)
+
+
+def test_horovodrun_tells_both_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables count, whatever those of a shell around it say."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    for name, value in zip(HOROVODRUN, ("5", "8", "1", "4"), strict=True):
+        monkeypatch.setenv(name, value)
+    world = World.from_environment()
+    assert (world.rank, world.world_size) == (5, 8)
+    assert (world.local_rank, world.local_world_size) == (1, 4)
+    assert world.launched
+    assert world.by_horovodrun
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "4")
+    with pytest.raises(
+        FacetrainError,
+        match=r"HOROVOD_LOCAL_RANK=4, HOROVOD_LOCAL_SIZE=4: HOROVOD_LOCAL_RANK must .* horovodrun",
+    ):
+        World.from_environment()
+
+
+def test_torchrun_is_not_taken_for_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "node-a")
+    world = _world(monkeypatch, "5", "8", "1", "4")
+    assert not world.by_horovodrun
+    assert world.main_address == "node-a"
