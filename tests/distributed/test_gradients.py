@@ -8,7 +8,7 @@ from torch import nn
 
 from facetrain.distributed import Communicator
 from facetrain.distributed.gradients import GradientSum
-from tests.ranks import raise_first, run_ranks
+from tests.ranks import ENGINES, raise_first, run_ranks
 
 
 def _network() -> nn.Sequential:
@@ -37,10 +37,13 @@ def _gradients(communicator: Communicator, bucket_bytes: int) -> list[list[torch
     return steps
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 2**20])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_gradients_equal_the_sum_over_ranks(world_size: int, bucket_bytes: int) -> None:
-    results = raise_first(run_ranks(_gradients, world_size, bucket_bytes))
+def test_gradients_equal_the_sum_over_ranks(
+    world_size: int, bucket_bytes: int, engine: str
+) -> None:
+    results = raise_first(run_ranks(_gradients, world_size, bucket_bytes, engine=engine))
     network = _network()
     for rank in range(world_size):
         network(_rows(rank)).sum().backward()
