@@ -84,19 +84,33 @@ class HeadConfig:
     initial_centers: Path | None = None
     """Folder of arcface_torch's per-rank head files to start from."""
 
-    def margin_arguments(self) -> tuple[dict[str, float], list[str]]:
-        """The margin's values by name, and what is wrong with how they are given."""
-        values: dict[str, float] = {}
-        problems = []
+    def margin_arguments(self) -> dict[str, float]:
+        """The margin's values by name.
+
+        Raises:
+            ValueError: an option without a number.
+        """
+        options = [option.partition("=") for option in self.margin_options]
+        values = {name: float(number) for name, _, number in options}
+        return values if self.margin_value is None else {**values, "value": self.margin_value}
+
+    def margin_problems(self) -> list[str]:
+        """What is wrong with the margin's values, by flag."""
+        from facetrain.margins import margin_problems
+
+        try:
+            values = self.margin_arguments()
+        except ValueError:
+            return [f"--margin-options {' '.join(self.margin_options)}: each must be NAME=NUMBER"]
+        flags = {name: f"--margin-options {name}=" for name in values}
         if self.margin_value is not None:
-            values["value"] = self.margin_value
-        for option in self.margin_options:
-            name, _, number = option.partition("=")
-            try:
-                values[name] = float(number)
-            except ValueError:
-                problems.append(f"--margin-options {option}: must be NAME=NUMBER")
-        return values, problems
+            flags["value"] = "--margin-value "
+        infinite = [
+            f"{flags[name]}{value}: must be a finite number"
+            for name, value in values.items()
+            if not math.isfinite(value)
+        ]
+        return infinite or margin_problems(self.margin, values, flags)
 
 
 @dataclass(frozen=True)
@@ -180,7 +194,7 @@ class RunConfig:
         from facetrain.backbones import BACKBONES
         from facetrain.classifier.schedule import SCHEDULES as HEAD_SCHEDULES
         from facetrain.distributed.launch import most_processes
-        from facetrain.margins import MARGINS, margin_problems
+        from facetrain.margins import MARGINS
         from facetrain.memory import parse_bytes
         from facetrain_datasets.transforms import TRANSFORMS
 
@@ -202,9 +216,7 @@ class RunConfig:
         allow("dropout", model.dropout, 0 <= model.dropout < 1, "in [0, 1)")
         choice("margin", head.margin, MARGINS)
         if head.margin in MARGINS:
-            options, unreadable = head.margin_arguments()
-            found.extend(unreadable)
-            found.extend(margin_problems(head.margin, options))
+            found.extend(head.margin_problems())
         choice("margin-gradient", head.margin_gradient, ("through", "past"))
         allow("scale", head.scale, 0 < head.scale <= 1000, "in (0, 1000]")
         allow("sub-centers", head.sub_centers, 1 <= head.sub_centers <= 255, "from 1 to 255")

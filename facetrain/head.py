@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from facetrain.classifier import (
@@ -11,6 +13,7 @@ from facetrain.classifier import (
     ScheduleWish,
     ShardedClassifier,
 )
+from facetrain.classifier.arcface_heads import read_arcface_head
 from facetrain.config import RunConfig
 from facetrain.device import free_memory_bytes
 from facetrain.distributed import Communicator, World, even_counts, raise_together
@@ -45,11 +48,10 @@ def build_head(
     check_room(config, num_classes, optimizer, communicator.world_size, free_bytes)
     limit = parse_bytes(head.head_memory) if head.head_memory else free_bytes // _SHARE_OF_FREE
     dtype = _DTYPES.get(head.head_precision, backbone_dtype or torch.float32)
-    options, _ = head.margin_arguments()
     built = ShardedClassifier(
         num_classes,
         config.model.embedding_size,
-        build_margin(head.margin, options),
+        build_margin(head.margin, head.margin_arguments()),
         communicator,
         scale=head.scale,
         sub_centers=head.sub_centers,
@@ -64,7 +66,7 @@ def build_head(
         seed=config.seed,
     )
     if head.initial_centers is not None:
-        load_initial_centers(built, config)
+        load_initial_centers(built, head.initial_centers)
     return built
 
 
@@ -117,29 +119,29 @@ def describe_head(head: ShardedClassifier, num_rows: int) -> str:
     return text
 
 
-def load_initial_centers(head: ShardedClassifier, config: RunConfig) -> None:
-    """Take over the centers of arcface_torch's per-rank files.
+def load_initial_centers(head: ShardedClassifier, folder: Path) -> None:
+    """Take over centers, and momentum where it is there, from arcface_torch's per-rank files.
 
     Raises:
         FacetrainError: files that cannot be used, on every rank.
     """
-    folder = config.head.initial_centers
-    assert folder is not None
     problem = None
     try:
-        source = ArcfaceHead.in_folder(folder)
         if head.sub_centers > 1:
-            raise FacetrainError("--initial-centers has one center a class: use --sub-centers 1")
-        found = (source.num_classes, source.embedding_size)
-        wanted = (head.num_classes, head.centers.shape[1])
-        if found != wanted:
             raise FacetrainError(
-                f"--initial-centers {folder}: {found[0]:,} classes of {found[1]} dimensions, this "
-                f"run has {wanted[0]:,} of {wanted[1]}; use the data set they were trained on, or "
-                "start without"
+                f"--initial-centers {folder}: has one center a class; use --sub-centers 1"
             )
-        with torch.no_grad():
-            head.centers.copy_(source.rows(*head.row_range))
+        source = read_arcface_head(folder, head.num_classes)
+        if source.embedding_size != head.centers.shape[1]:
+            raise FacetrainError(
+                f"--initial-centers {folder}: centers of {source.embedding_size} dimensions; use "
+                f"--embedding-size {source.embedding_size}, or start without"
+            )
+        rows = head.rows_state()
+        rows["centers"].copy_(source.rows(*head.row_range))
+        momentum = source.momentum(*head.row_range)
+        if momentum is not None and "centers/momentum" in rows:
+            rows["centers/momentum"].copy_(momentum)
     except FacetrainError as error:
         problem = str(error)
     raise_together(head.communicator, problem)

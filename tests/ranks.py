@@ -44,7 +44,8 @@ def run_ranks(
 ) -> list[Any]:
     """Results of `function(communicator, *arguments)` on each rank, in rank order.
 
-    An exception of a rank is returned in place of its result, so that a test can look at it.
+    An exception of a rank is returned in place of its result, so that a test can look at it; an
+    EOFError stands for a rank that died.
     """
     with tempfile.TemporaryDirectory() as folder:
         results = [_CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
@@ -59,14 +60,20 @@ def run_ranks(
             )
             for world, (_, sender) in zip(worlds, results, strict=True)
         ]
-        for process in processes:
+        for process, (_, sender) in zip(processes, results, strict=True):
             process.start()
+            sender.close()  # else a rank that dies would look like one that is busy
         try:
             collected = []
             for rank, (receiver, _) in enumerate(results):
                 if not receiver.poll(timeout_s):
                     raise TimeoutError(f"rank {rank} of {world_size} gave no result")
-                collected.append(pickle.loads(receiver.recv_bytes()))
+                try:
+                    collected.append(pickle.loads(receiver.recv_bytes()))
+                except EOFError:
+                    collected.append(
+                        EOFError(f"rank {rank} of {world_size} ended without a result")
+                    )
             return collected
         finally:
             for process in processes:

@@ -16,8 +16,12 @@ from facetrain.classifier.center_optimizer import CenterOptimizer
 class CenterSink(Protocol):
     """Takes the gradient of the centers in use, tile by tile in order."""
 
-    def take(self, start: int, rows: slice | Tensor, gradient: Tensor) -> None:
-        """The gradient [k, D] of center rows `rows`, the `start`-th ones in use; may be kept."""
+    def take(self, start: int, rows: slice | Tensor, used: Tensor, gradient: Tensor) -> None:
+        """The gradient [k, D] of center rows `rows`, the `start`-th ones in use.
+
+        Args:
+            used: these rows of the centers, [k, D]; may be overwritten, as may the gradient.
+        """
 
 
 class StepAtOnce:
@@ -27,8 +31,8 @@ class StepAtOnce:
         self._centers = centers
         self._optimizer = optimizer
 
-    def take(self, start: int, rows: slice | Tensor, gradient: Tensor) -> None:
-        self._optimizer.step(self._centers, rows, gradient)
+    def take(self, start: int, rows: slice | Tensor, used: Tensor, gradient: Tensor) -> None:
+        self._optimizer.step(self._centers, rows, gradient, used)
 
 
 class GradientOfRows:
@@ -41,7 +45,7 @@ class GradientOfRows:
     def __init__(self, num_rows: int, centers: Tensor) -> None:
         self.values = torch.zeros((num_rows, centers.shape[1]), device=centers.device)
 
-    def take(self, start: int, rows: slice | Tensor, gradient: Tensor) -> None:
+    def take(self, start: int, rows: slice | Tensor, used: Tensor, gradient: Tensor) -> None:
         self.values[start : start + len(gradient)] += gradient
 
 

@@ -42,19 +42,26 @@ class CenterOptimizer(ABC):
     def state_bytes_per_row(self, size: int) -> int:
         """Bytes of state that a center of `size` dimensions takes."""
 
-    def step(self, centers: Tensor, rows: slice | Tensor, gradient: Tensor) -> None:
+    def step(
+        self,
+        centers: Tensor,
+        rows: slice | Tensor,
+        gradient: Tensor,
+        used: Tensor | None = None,
+    ) -> None:
         """One step of `rows` of the centers, in place.
 
         Args:
             centers: all of this rank's, [R, D].
             rows: a slice, or distinct row numbers, int64 [k].
             gradient: of these rows, [k, D]; may be overwritten.
+            used: a copy of these rows where there is one already; may be overwritten.
         """
         if isinstance(rows, slice):
             state = {name: values[rows] for name, values in self.state.items()}
             self._update(centers[rows], gradient, state)
             return
-        used = centers.index_select(0, rows)
+        used = centers.index_select(0, rows) if used is None else used
         state = {name: values.index_select(0, rows) for name, values in self.state.items()}
         self._update(used, gradient, state)
         centers.index_copy_(0, rows, used)

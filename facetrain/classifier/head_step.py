@@ -197,7 +197,8 @@ class _Step:
         elif sink is not None:
             for tile in self._softmax.tiles():
                 span = self._active.span(tile)
-                sink.take(span.start, self._active.tile_rows(tile), values[span])
+                rows, used = self._active.tile_rows(tile), self._active.tile(tile)
+                sink.take(span.start, rows, used, values[span])
 
     def _embedding_gradient(self, weight: Tensor) -> Tensor:
         """Of this rank's embeddings, [B, D], through their division by their length."""

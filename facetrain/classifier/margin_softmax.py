@@ -174,20 +174,27 @@ class MarginSoftmax:
         features = self._tiles.features[rows]
         unit_gradient = feature_gradient[rows, :size]
         buffer = None if chunk.kept else self._tiles.buffer(rows)
+        # Used again for each tile: fresh memory would be mapped, and cleared, each time.
+        room = features.new_empty((2, self._tiles.most_centers, size), dtype=torch.float32)
         for number, tile in enumerate(self._tiles):
             centers = active.tile(tile)
             kept = chunk.kept[number] if chunk.kept else None
             left = self._tiles.derivatives(tile, centers, rows, chunk.shift, factors, kept, buffer)
             products.add_product(unit_gradient, left.T, products.operand(centers), 1.0 / scale)
             if sink is not None:
-                gradient = products.multiply(left, features)
+                gradient, scratch = room[:, : len(centers)]
+                products.multiply(left, features, out=gradient)
                 if scale != 1.0:
                     gradient.div_(scale)
-                _remove_radial_part(gradient, centers, active.inverse_norms(tile, centers))
-                sink.take(active.span(tile).start, active.tile_rows(tile), gradient)
+                inverse_norms_k = active.inverse_norms(tile, centers)
+                _remove_radial_part(gradient, centers, inverse_norms_k, scratch)
+                sink.take(active.span(tile).start, active.tile_rows(tile), centers, gradient)
 
 
-def _remove_radial_part(gradient_kd: Tensor, centers_kd: Tensor, inverse_norms_k: Tensor) -> None:
+def _remove_radial_part(
+    gradient_kd: Tensor, centers_kd: Tensor, inverse_norms_k: Tensor, scratch_kd: Tensor
+) -> None:
     """Take the component along the center out of its gradient, in place: its length is free."""
-    radial_k = torch.linalg.vecdot(gradient_kd, centers_kd) * inverse_norms_k.square()
+    radial_k = torch.mul(gradient_kd, centers_kd, out=scratch_kd).sum(1)
+    radial_k.mul_(inverse_norms_k.square())
     gradient_kd.addcmul_(centers_kd, radial_k[:, None], value=-1.0)

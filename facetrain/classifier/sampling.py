@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _BITS = 31
+_MASK = 2**32 - 1
 
 
 class ClassSampler:
@@ -52,20 +53,35 @@ class ClassSampler:
         wanted = self.rate * self._num_classes - num_positive
         share = max(0.0, wanted / others) if others else 0.0
         classes = torch.arange(first, first + count, device=labels_n.device)
-        hashed = _hash(classes, self._seed * 0x9E3779B1 + self.step)
+        hashed = _hash(classes, self._seed, self.step)
         return (positive | (hashed < round(share * 2**_BITS))).nonzero().squeeze(1)
 
 
-def _hash(numbers: Tensor, key: int) -> Tensor:
-    """Uniform integers below 2**31 from `numbers` and `key`, int64: multiply and xorshift, twice.
+def _hash(numbers: Tensor, seed: int, step: int) -> Tensor:
+    """Uniform integers below 2**31 from each number, the seed and the step, int64.
 
-    Each factor is below 2**31 and each number below 2**32, so int64 products cannot overflow.
+    Between the two mixings another part of the key comes in, so that draws of two steps are not
+    each other's permutation.
     """
-    mask = 2**32 - 1
-    values = numbers & mask
-    for factor, offset in ((0x45D9F3B3, key & mask), (0x2C1B3C6D, (key >> 32) & mask)):
-        values = values ^ offset
-        values = ((values ^ (values >> 16)) * (factor & 0x7FFFFFFF)) & mask
-        values = ((values ^ (values >> 15)) * 0x297A2D39) & mask
-        values = values ^ (values >> 16)
-    return values >> (32 - _BITS)
+    first, second = divmod(_splitmix64(_splitmix64(seed) + step), 2**32)
+    return _mix(((_mix(numbers & _MASK) ^ first) + second) & _MASK) >> (32 - _BITS)
+
+
+def _mix(values: Tensor) -> Tensor:
+    """A 32-bit finaliser in int64; each factor is below 2**31, so that no product overflows.
+
+    Constants of the prospector project's two-round hash of least bias.
+    """
+    values = values ^ (values >> 16)
+    values.mul_(0x21F0AAAD).bitwise_and_(_MASK).bitwise_xor_(values >> 15)
+    values.mul_(0x735A2D97).bitwise_and_(_MASK)
+    return values.bitwise_xor_(values >> 15)
+
+
+def _splitmix64(number: int) -> int:
+    """Steele, Lea and Flood 2014: a 64-bit number from which no pattern of its input shows."""
+    mask = 2**64 - 1
+    number = (number + 0x9E3779B97F4A7C15) & mask
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & mask
+    return number ^ (number >> 31)

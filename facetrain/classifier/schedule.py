@@ -10,12 +10,15 @@ The logits of N rows and K classes are never whole unless they are small. Two sc
 With P = 2 N K D operations a product, time is 3 P / F (4 P / F for class tiles) plus what is read
 and written over the memory's speed. Bytes beyond the resting state (centers, optimizer state):
 
-    features            3 * 4 N D                     gathered, their gradient, that of one rank
-    logits              row_chunks: b n K             class_tiles: 0
-    centers' gradient   4 K D where it must be whole  else 0
-    one tile of t       t (3 * 4 D + 2 b n)           the tile's centers, gradient, logits
+    features            3 * 4 N D                       gathered, their gradient, that of one rank
+    lengths             4 K S
+    logits              row_chunks: b n K               class_tiles: 0
+    centers' gradient   4 K S D where it must be whole  else 0
+    one tile of t       t S (4 D g + b n h)             what is worked with of t classes
 
-n rows of a chunk, b bytes a logit: 4, and 1 more with several centers a class. The gradient is
+n rows of a chunk, S centers a class; b bytes a logit: 4, and 1 more where S > 1. g = 2 for the
+gradient, and 2 more where classes are sampled (copies of centers and momentum). h = 1 in class
+tiles, and 1 more where S > 1. In 16-bit types both are 1.5 more. The gradient is
 whole where something other than the step itself needs it (accumulation, clipping, another
 optimizer), and with more than one chunk.
 """
@@ -51,6 +54,7 @@ class Work:
         num_classes: K, the most classes in use on any rank.
         size: D.
         centers_per_class: S; there are K S centers.
+        sampled: not all classes are in use.
         whole_gradient: the centers' gradient is needed whole.
         device_type: "cpu" or "cuda".
         product_dtype: of the matrix products.
@@ -60,6 +64,7 @@ class Work:
     num_classes: int
     size: int
     centers_per_class: int = 1
+    sampled: bool = False
     whole_gradient: bool = False
     device_type: str = "cpu"
     product_dtype: torch.dtype = torch.float32
@@ -155,14 +160,19 @@ def evaluate(work: Work, kind: str, chunk_rows: int, tile_classes: int = 0) -> S
     rows = max(1, min(chunk_rows, work.num_rows))
     chunks = -(-work.num_rows // rows) or 1
     kept_row_bytes = work.logit_bytes * rows
-    tile_row_bytes = 3 * work.center_bytes + 2 * kept_row_bytes * work.centers_per_class
-    tile_bytes = _CUDA_TILE_BYTES if work.device_type == "cuda" else _CPU_TILE_BYTES
-    tile = tile_classes or max(1, tile_bytes // tile_row_bytes)
-    tile = min(tile, max(1, work.num_classes))
     keeps = kind == "row_chunks"
+    rounded = 1.5 * (work.product_dtype != torch.float32)
+    center_copies = 2 + 2 * work.sampled + rounded
+    logit_copies = (not keeps) + (work.centers_per_class > 1) + rounded
+    tile_row_bytes = center_copies * work.center_bytes
+    tile_row_bytes += logit_copies * kept_row_bytes * work.centers_per_class
+    tile_bytes = _CUDA_TILE_BYTES if work.device_type == "cuda" else _CPU_TILE_BYTES
+    tile = tile_classes or max(1, int(tile_bytes // tile_row_bytes))
+    tile = min(tile, max(1, work.num_classes))
     whole_gradient = work.whole_gradient or chunks > 1
 
     transient = 3 * 4 * work.num_rows * work.size + tile * tile_row_bytes
+    transient += 4 * work.num_classes * work.centers_per_class
     transient += work.num_classes * kept_row_bytes * keeps
     transient += work.num_classes * work.center_bytes * whole_gradient
 

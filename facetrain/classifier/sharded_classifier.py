@@ -150,6 +150,7 @@ class ShardedClassifier(nn.Module):
             num_classes=most_classes,
             size=self.centers.shape[1],
             centers_per_class=self.sub_centers,
+            sampled=self.sampler is not None,
             whole_gradient=self.optimizer is None or not self.step_in_backward,
             device_type=self.centers.device.type,
             product_dtype=self.products.dtype,

@@ -89,9 +89,13 @@ class Tiles:
 
     def buffer(self, chunk: slice) -> Tensor:
         """Room for a tile, used again for each of them."""
-        most = min(self._tile_classes, self._active.num_classes) * self._active.per_class
         dtype = self.features.dtype if self.fused else torch.float32
-        return self.features.new_empty((most, chunk.stop - chunk.start), dtype=dtype)
+        return self.features.new_empty((self.most_centers, chunk.stop - chunk.start), dtype=dtype)
+
+    @property
+    def most_centers(self) -> int:
+        """Centers of the largest tile."""
+        return min(self._tile_classes, self._active.num_classes) * self._active.per_class
 
     # --- first sweep -----------------------------------------------------------------------------
 

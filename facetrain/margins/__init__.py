@@ -63,22 +63,27 @@ def build_margin(name: str, options: Mapping[str, float] | None = None) -> Margi
     return MARGINS[name](**options)
 
 
-def margin_problems(name: str, options: Mapping[str, float]) -> list[str]:
-    """What is wrong with a margin's name and options, one line each."""
+def margin_problems(
+    name: str, options: Mapping[str, float], flags: Mapping[str, str] | None = None
+) -> list[str]:
+    """What is wrong with a margin's name and options, one line each.
+
+    Args:
+        flags: how an option is called in the message, followed by its value.
+    """
     if name not in MARGINS:
         return [f"margin {name!r} is unknown: use one of {', '.join(sorted(MARGINS))}"]
     ranges = MARGINS[name].ranges
     problems = []
     for option, value in options.items():
+        called = (flags or {}).get(option, f"margin option {option} ")
         if option not in ranges:
             known = ", ".join(ranges) or "none"
-            problems.append(f"margin option {option!r}: {name} has {known}")
+            problems.append(f"{called}{value:g}: the options of {name} are {known}")
             continue
         low, high = ranges[option]
         if not low <= value <= high:
-            problems.append(
-                f"margin option {option} {value:g} of {name}: must be in [{low:g}, {high:g}]"
-            )
+            problems.append(f"{called}{value:g}: must be in [{low:g}, {high:g}] for {name}")
     if not problems:
         try:
             MARGINS[name](**options)

@@ -11,8 +11,25 @@ from facetrain.errors import ConfigError
 
 WRONG = {
     ModelConfig: {"backbone": "resnet", "embedding_size": 1, "dropout": 1.0},
-    HeadConfig: {"margin": "noface", "margin_value": -1.0, "scale": 0.0, "chunk_rows": -1},
+    HeadConfig: {
+        "margin": "noface",
+        "margin_value": -1.0,
+        "margin_options": ("m=0.2",),
+        "margin_gradient": "around",
+        "scale": 0.0,
+        "sub_centers": 0,
+        "sample_rate": 0.0,
+        "interclass_filtering_threshold": -0.5,
+        "head_schedule": "rows",
+        "chunk_rows": -1,
+        "tile_classes": -1,
+        "head_memory": "2 gigs",
+        "head_precision": "fp8",
+        "center_momentum": "fp16",
+        "max_center_gradient_norm": -1.0,
+    },
     OptimConfig: {
+        "optimizer": "lion",
         "epochs": 0.0,
         "global_batch_size": 0,
         "micro_batches": 0,
@@ -39,7 +56,17 @@ WRONG = {
     },
 }
 # Any value will do, or (the folder) it is looked at when the run starts.
-FREE = {"out", "resume", "allow_grey", "model", "head", "optim", "data"}
+FREE = {
+    "out",
+    "resume",
+    "allow_grey",
+    "initial_weights",
+    "initial_centers",
+    "model",
+    "head",
+    "optim",
+    "data",
+}
 PARTS = {ModelConfig: "model", HeadConfig: "head", OptimConfig: "optim", DataConfig: "data"}
 
 FLOATS = [
@@ -80,6 +107,23 @@ def test_a_wrong_value_is_named_with_its_flag_and_what_is_allowed(
 def test_numbers_are_finite(kind: type, name: str, value: float) -> None:
     flag = "--" + name.replace("_", "-")
     assert _config(kind, name, value).problems() == [f"{flag} {value}: must be a finite number"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("h",), "--margin-options h: each must be NAME=NUMBER"),
+        (("h=x", "value=1"), "--margin-options h=x value=1: each must be NAME=NUMBER"),
+        (("h=nan",), "--margin-options h=nan: must be a finite number"),
+        (("h=-1",), "--margin-options h=-1: must be in [0, 10] for adaface"),
+        (("m=1",), "--margin-options m=1: the options of adaface are value, h, t_alpha"),
+    ],
+)
+def test_margin_options_are_checked_by_name(options: tuple[str, ...], problem: str) -> None:
+    config = RunConfig(head=HeadConfig(margin="adaface", margin_options=options))
+    assert config.problems() == [problem]
+    fine = HeadConfig(margin="adaface", margin_value=0.3, margin_options=("h=0.2",))
+    assert fine.margin_arguments() == {"value": 0.3, "h": 0.2}
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-x", "a/b", "/tmp", "a b", "a\n"])

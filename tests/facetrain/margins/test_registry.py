@@ -131,9 +131,9 @@ def test_every_bad_option_is_named_at_once() -> None:
     with pytest.raises(FacetrainError) as caught:
         build_margin("adaface", {"value": 2.0, "t_alpha": -1.0, "speed": 3.0})
     assert str(caught.value) == (
-        "margin option value 2 of adaface: must be in [0, 1]; "
-        "margin option t_alpha -1 of adaface: must be in [0, 1]; "
-        "margin option 'speed': adaface has value, h, t_alpha"
+        "margin option value 2: must be in [0, 1] for adaface; "
+        "margin option t_alpha -1: must be in [0, 1] for adaface; "
+        "margin option speed 3: the options of adaface are value, h, t_alpha"
     )
     assert margin_problems("adaface", {"value": float("nan")}) != []
     assert margin_problems("adaface", {"h": 0.5}) == []
