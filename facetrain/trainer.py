@@ -153,7 +153,9 @@ class Trainer:
         restore_optimizer_state(
             self._optimizer, self._trained, with_prefix(state.common, "optimizer/")
         )
-        head.load_state(state.rows, with_prefix(state.common, HEAD))
+        for name, values in head.rows_state().items():
+            values.copy_(state.rows[name])
+        head.load_common_state(with_prefix(state.common, HEAD))
         self._totals = Totals(state.common["skipped_images"], state.common["skipped_steps"])
         self.step = state.step
 

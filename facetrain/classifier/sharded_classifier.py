@@ -211,10 +211,8 @@ class ShardedClassifier(nn.Module):
             state["sampler_step"] = self.sampler.step
         return state
 
-    def load_state(self, rows: Mapping[str, Tensor], common: Mapping[str, Any]) -> None:
-        """Take over `rows_state` (this rank's rows of it) and `common_state`."""
-        for name, values in self.rows_state().items():
-            values.copy_(rows[name])
+    def load_common_state(self, common: Mapping[str, Any]) -> None:
+        """Take over `common_state`; tensors of `rows_state` are live, and written into."""
         margin = self.margin.state_dict()
         self.margin.load_state_dict({name: common[f"margin/{name}"] for name in margin})
         if self.sampler is not None:
