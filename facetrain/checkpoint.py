@@ -21,7 +21,7 @@ import pickle
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -166,14 +166,20 @@ class CheckpointFolder:
         return manifest["facts"], with_prefix(self._read(folder, _COMMON, manifest), BACKBONE)
 
     def load(
-        self, step: int, facts: Mapping[str, Any], ranges: Mapping[str, tuple[int, int]]
+        self,
+        step: int,
+        facts: Mapping[str, Any],
+        ranges: Mapping[str, tuple[int, int]],
+        rows: Mapping[str, Tensor],
     ) -> TrainingState:
         """The state of `step`, cut anew; every rank calls it. One object gather.
 
         Args:
             step: one of `steps()`.
             facts: this run's; each must equal the checkpoint's.
-            ranges: [first, end) of the rows this rank wants of each cut tensor.
+            ranges: [first, end) of this rank's rows, by the key's part before "/".
+            rows: this rank's tensors that are cut over ranks. They are written into, straight from
+                the mapped files, so that no second copy takes memory; after an error, in part.
 
         Raises:
             FacetrainError: a damaged file, another format, or a run that differs; on every rank,
@@ -181,24 +187,41 @@ class CheckpointFolder:
         """
         problem = None
         try:
-            state = self._load(step, facts, ranges)
+            folder = self.folder(step)
+            manifest = self._manifest(folder)
+            self._check_facts(folder, manifest["facts"], facts)
+            common = self._read(folder, _COMMON, manifest)
+            self._read_rows(folder, manifest, ranges, rows)
         except FacetrainError as error:
             problem = str(error)
         raise_together(self._communicator, problem)
-        return state
+        return TrainingState(manifest["step"], manifest["facts"], common, rows)
 
-    def _load(
-        self, step: int, facts: Mapping[str, Any], ranges: Mapping[str, tuple[int, int]]
-    ) -> TrainingState:
-        folder = self.folder(step)
-        manifest = self._manifest(folder)
-        self._check_facts(folder, manifest["facts"], facts)
-        read = functools.lru_cache(lambda name: self._read(folder, name, manifest))
-        rows = {
-            key: _cut_rows(key, counts, ranges[key.split("/")[0]], read)
-            for key, counts in manifest["rows"].items()
-        }
-        return TrainingState(manifest["step"], manifest["facts"], read(_COMMON), rows)
+    def _read_rows(
+        self,
+        folder: Path,
+        manifest: Mapping[str, Any],
+        ranges: Mapping[str, tuple[int, int]],
+        rows: Mapping[str, Tensor],
+    ) -> None:
+        """Fill `rows` from the files of the ranks that wrote them."""
+        counts = manifest["rows"]
+        if counts.keys() != rows.keys():
+            raise _other_rows(folder, ", ".join(sorted(counts)), ", ".join(sorted(rows)))
+        read = functools.cache(lambda rank: self._read(folder, f"rows-{rank}.pt", manifest))
+        for key, target in rows.items():
+            first, end = ranges[key.split("/")[0]]
+            start = 0
+            for rank, count in enumerate(counts[key]):
+                low, high = max(first, start), min(end, start + count)
+                if low < high:
+                    stored = read(rank)[key]
+                    if (stored.dtype, stored.shape[1:]) != (target.dtype, target.shape[1:]):
+                        raise _other_rows(folder, _describe(key, stored), _describe(key, target))
+                    target[low - first : high - first].copy_(stored[low - start : high - start])
+                start += count
+            if start < end:
+                raise _other_rows(folder, f"{start:,} rows of {key}", f"{end:,}")
 
     def _manifest(self, folder: Path) -> dict[str, Any]:
         path = folder / _MANIFEST
@@ -255,23 +278,15 @@ class CheckpointFolder:
         return FacetrainError(f"checkpoint file {path} {what}; {advice}")
 
 
-def _cut_rows(
-    key: str,
-    counts: Sequence[int],
-    wanted: tuple[int, int],
-    read: Callable[[str], dict[str, Any]],
-) -> Tensor:
-    """Rows [first, end) of a tensor of which rank r wrote `counts[r]`."""
-    parts: list[Tensor] = []
-    first = 0
-    for rank, count in enumerate(counts):
-        start, end = max(wanted[0], first), min(wanted[1], first + count)
-        # A rank without rows still reads one file, for the tensor's shape and type.
-        if start < end or (wanted[0] >= wanted[1] and not parts):
-            part = read(f"rows-{rank}.pt")[key]
-            parts.append(part[max(0, start - first) : max(0, end - first)])
-        first += count
-    return torch.cat(parts)
+def _other_rows(folder: Path, stored: str, wanted: str) -> FacetrainError:
+    return FacetrainError(
+        f"checkpoint {folder} holds {stored}, where this run has {wanted}: another version or "
+        "other settings wrote it; resume with those, or start anew without --resume"
+    )
+
+
+def _describe(key: str, rows: Tensor) -> str:
+    return f"{key} as {str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape[1:])} a row"
 
 
 def _write(path: Path, content: dict[str, Any]) -> dict[str, int]:

@@ -16,7 +16,7 @@ LR_REFERENCE_BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LrSchedule:
     """Learning rate of every step: linear warm-up to `peak_lr`, then decay to 0 or none.
 
     Attributes:
@@ -32,7 +32,7 @@ class Schedule:
     num_steps: int
 
     @classmethod
-    def from_config(cls, config: OptimConfig, num_images: int) -> Schedule:
+    def from_config(cls, config: OptimConfig, num_images: int) -> LrSchedule:
         """The schedule for a data set of `num_images` images."""
         return cls(
             kind=config.schedule,

@@ -35,7 +35,7 @@ from facetrain.evaluation.baselines import PixelPca
 from facetrain.evaluation.task import EvaluationTask, SystemResult, embed_over_ranks
 from facetrain.head import build_head, describe_head
 from facetrain.memory import MemoryManager, parse_bytes, profile_backbone
-from facetrain.optim import Schedule
+from facetrain.optim import LrSchedule
 from facetrain.preflight import check_sizes, load_dataset
 from facetrain.preprocessing import Preprocessing
 from facetrain.report.page import write_atomically
@@ -106,7 +106,7 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
             pixels = on_first_rank(communicator, lambda: fit_pca(dataset, config.seed))
             baselines.append(evaluate("raw pixels + PCA", pixels, task, communicator))
 
-        schedule = Schedule.from_config(config.optim, len(dataset))
+        schedule = LrSchedule.from_config(config.optim, len(dataset))
         log.say(schedule.describe(config.optim, len(dataset), communicator.world_size))
         precision = choose_precision(config.precision, device)
         memory = plan_memory(config, backbone, precision, communicator)

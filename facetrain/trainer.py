@@ -1,7 +1,8 @@
 """The one training loop: data-parallel backbone, class-sharded head, checkpoints, bad steps.
 
-    for each step:  exchange batch sizes -> per micro-batch: backbone forward, head forward (which
-    steps its centers), backbone backward -> gradients summed over ranks -> clip -> step
+    for each step:  exchange batch sizes -> per micro-batch: backbone forward, head forward, head
+    backward (which steps its centers, unless their gradient is needed whole), backbone backward ->
+    gradients summed over ranks -> clip -> step
 
 Shapes: B rows of this rank in a micro-batch, N rows of all ranks and micro-batches of a step.
 The loss of a step is the mean over its N rows, however they are cut.
@@ -28,7 +29,7 @@ from facetrain.distributed.gradients import GradientSum
 from facetrain.errors import FacetrainError
 from facetrain.memory import MemoryManager, format_bytes, peak_memory_bytes
 from facetrain.optim import (
-    Schedule,
+    LrSchedule,
     build_optimizer,
     optimizer_state,
     restore_optimizer_state,
@@ -66,7 +67,7 @@ class Components:
     memory: MemoryManager
     head: ShardedClassifier
     preprocessing: Preprocessing
-    schedule: Schedule
+    schedule: LrSchedule
     communicator: Communicator
     checkpoints: CheckpointFolder
     log: RunLog
@@ -147,14 +148,13 @@ class Trainer:
         """Take over the checkpoint of `step`, whatever world size wrote it."""
         parts = self._parts
         head = parts.head
-        state = parts.checkpoints.load(step, parts.facts, {"centers": head.row_range})
-        backbone = with_prefix(state.common, BACKBONE)
-        parts.backbone.load_state_dict(backbone)
+        state = parts.checkpoints.load(
+            step, parts.facts, {"centers": head.row_range}, head.rows_state()
+        )
+        parts.backbone.load_state_dict(with_prefix(state.common, BACKBONE))
         restore_optimizer_state(
             self._optimizer, self._trained, with_prefix(state.common, "optimizer/")
         )
-        for name, values in head.rows_state().items():
-            values.copy_(state.rows[name])
         head.load_common_state(with_prefix(state.common, HEAD))
         self._totals = Totals(state.common["skipped_images"], state.common["skipped_steps"])
         self.step = state.step
@@ -251,19 +251,20 @@ class Trainer:
                         num_rows,
                         not_counted=nullcontext if live is None else live.paused,
                     )
-        limit = self._config.optim.max_gradient_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(self._backbone_parameters, limit)
+        # The same on every rank, as sums over all ranks.
         value = loss.item()
-        if not (math.isfinite(value) and math.isfinite(norm.item())):
-            # The same on every rank: the loss and the gradients are sums over all of them.
+        limit = self._config.optim.max_gradient_norm or math.inf
+        norms = [nn.utils.clip_grad_norm_(self._backbone_parameters, limit).item()]
+        if limit := self._config.head.max_center_gradient_norm:
+            norms.append(parts.head.clip_gradient(limit))
+        if not all(math.isfinite(number) for number in (value, *norms)):
             for buffer, value_before in zip(buffers, before, strict=True):
                 buffer.copy_(value_before)
             parts.head.drop_gradient()
-            self._skip_step(micro_batches, f"loss {value:g}, gradient norm {norm.item():g}")
+            shown = ", of the centers ".join(f"{norm:g}" for norm in norms)
+            self._skip_step(micro_batches, f"loss {value:g}, gradient norm {shown}")
             return math.nan, num_rows
         self._bad_steps_in_a_row = 0
-        if limit := self._config.head.max_center_gradient_norm:
-            parts.head.clip_gradient(limit)
         parts.head.step()
         self._optimizer.step()
         return value, num_rows

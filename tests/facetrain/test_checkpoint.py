@@ -11,6 +11,7 @@ import torch
 from facetrain.checkpoint import CheckpointFolder, TrainingState, whole_checkpoint_steps
 from facetrain.distributed import Communicator, SingleCommunicator, even_counts
 from facetrain.errors import FacetrainError
+from memopt.live_bytes import LiveBytes
 from tests.ranks import raise_first, run_ranks
 
 NUM_ROWS = 7
@@ -38,7 +39,11 @@ def _save(communicator: Communicator, path: Path, step: int = 5) -> None:
 
 def _load(communicator: Communicator, path: Path) -> TrainingState:
     folder = CheckpointFolder(path, communicator)
-    return folder.load(folder.steps()[-1], FACTS, {"centers": _range(communicator)})
+    first, end = _range(communicator)
+    rows = {key: torch.full((end - first, 3), 77.0) for key in ("centers", "centers/momentum")}
+    state = folder.load(folder.steps()[-1], FACTS, {"centers": (first, end)}, rows)
+    assert all(state.rows[key] is rows[key] for key in rows)
+    return state
 
 
 def _run(world_size: int, function: object, path: Path) -> list[TrainingState]:
@@ -66,11 +71,55 @@ def _load_on_nine_ranks(path: Path) -> list[TrainingState]:
     return states
 
 
-def test_ranks_without_rows_get_empty_tensors_of_the_right_shape(tmp_path: Path) -> None:
+def test_ranks_without_rows_read_none(tmp_path: Path) -> None:
     _save(SingleCommunicator(), tmp_path)
     states = _load_on_nine_ranks(tmp_path)
     assert [len(state.rows["centers"]) for state in states] == [1] * 7 + [0] * 2
-    assert states[8].rows["centers"].shape == (0, 3)
+    assert torch.equal(torch.cat([state.rows["centers"] for state in states]), ROWS)
+
+
+def test_loading_takes_no_second_copy_of_the_rows(tmp_path: Path) -> None:
+    stored = {"centers": torch.randn(20_000, 64), "centers/momentum": torch.randn(20_000, 64)}
+    folder = CheckpointFolder(tmp_path, SingleCommunicator())
+    folder.save(TrainingState(1, FACTS, {"weight": torch.ones(2)}, stored))
+    rows = {key: torch.zeros(12_000, 64) for key in stored}
+    with LiveBytes() as live:
+        folder.load(1, FACTS, {"centers": (5_000, 17_000)}, rows)
+    for key, values in stored.items():
+        assert torch.equal(rows[key], values[5_000:17_000])
+    # A concatenation took the bytes of `rows`, 6 MB; mapped files take none.
+    assert live.peak_bytes < 10_000
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            {"centers": torch.zeros(7, 3)},
+            "centers, centers/momentum, where this run has centers",
+        ),
+        (
+            {"centers": torch.zeros(7, 3), "centers/momentum": torch.zeros(7, 3).bfloat16()},
+            r"centers/momentum as float32 \(3,\) a row, where this run has .* as bfloat16 \(3,\)",
+        ),
+        (
+            {"centers": torch.zeros(7, 4), "centers/momentum": torch.zeros(7, 3)},
+            r"centers as float32 \(3,\) a row, where this run has centers as float32 \(4,\)",
+        ),
+        (
+            {"centers": torch.zeros(9, 3), "centers/momentum": torch.zeros(9, 3)},
+            "holds 7 rows of centers, where this run has 9",
+        ),
+    ],
+)
+def test_rows_of_other_settings_are_refused(
+    rows: dict[str, torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    _save(SingleCommunicator(), tmp_path)
+    folder = CheckpointFolder(tmp_path, SingleCommunicator())
+    with pytest.raises(FacetrainError, match=message) as raised:
+        folder.load(5, FACTS, {"centers": (0, len(rows["centers"]))}, rows)
+    assert "without --resume" in str(raised.value)
 
 
 def test_the_last_two_are_kept_and_a_partial_one_does_not_count(tmp_path: Path) -> None:
@@ -128,7 +177,7 @@ def test_another_runs_checkpoint_is_refused_naming_every_difference(tmp_path: Pa
     _save(SingleCommunicator(), tmp_path)
     with pytest.raises(FacetrainError) as raised:
         CheckpointFolder(tmp_path, SingleCommunicator()).load(
-            5, {"backbone": "large", "classes": 9}, {"centers": (0, 9)}
+            5, {"backbone": "large", "classes": 9}, {"centers": (0, 9)}, {}
         )
     assert "backbone is tiny there and large now" in str(raised.value)
     assert "classes is 7 there and 9 now" in str(raised.value)

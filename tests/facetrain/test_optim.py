@@ -10,7 +10,7 @@ from torch import nn
 
 from facetrain.config import OptimConfig
 from facetrain.optim import (
-    Schedule,
+    LrSchedule,
     build_optimizer,
     optimizer_state,
     restore_optimizer_state,
@@ -20,7 +20,7 @@ from facetrain.optim import (
 
 def test_schedule_follows_from_data_and_batch() -> None:
     config = OptimConfig(epochs=4, global_batch_size=256, lr=0.1, warmup_epochs=1)
-    schedule = Schedule.from_config(config, num_images=1000)
+    schedule = LrSchedule.from_config(config, num_images=1000)
     assert schedule.peak_lr == pytest.approx(0.1 * 256 / 1024)
     assert schedule.num_steps == math.ceil(4 * 1000 / 256) == 16
     assert schedule.warmup_steps == round(1000 / 256) == 4
@@ -31,7 +31,7 @@ def test_schedule_follows_from_data_and_batch() -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
 def test_lr_rises_to_its_peak_then_falls_as_named(kind: str) -> None:
-    schedule = Schedule(kind, peak_lr=0.2, warmup_steps=4, num_steps=20)
+    schedule = LrSchedule(kind, peak_lr=0.2, warmup_steps=4, num_steps=20)
     rates = [schedule.lr(step) for step in range(20)]
     assert rates[:4] == pytest.approx([0.05, 0.1, 0.15, 0.2])
     for step in range(4, 20):

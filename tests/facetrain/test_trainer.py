@@ -18,13 +18,13 @@ from torch import nn
 from facetrain.backbones.segments import Backbone, Segment
 from facetrain.checkpoint import CheckpointFolder
 from facetrain.classifier import ShardedClassifier
-from facetrain.config import OptimConfig, RunConfig
+from facetrain.config import HeadConfig, OptimConfig, RunConfig
 from facetrain.distributed import Communicator, SingleCommunicator, even_counts
 from facetrain.errors import FacetrainError
 from facetrain.head import build_center_optimizer, needs_whole_gradient
 from facetrain.margins import build_margin
 from facetrain.memory import MemoryManager
-from facetrain.optim import Schedule
+from facetrain.optim import LrSchedule
 from facetrain.preprocessing import Preprocessing
 from facetrain.run_log import RunLog, read_metrics
 from facetrain.trainer import Components, Trainer, TrainingOutcome
@@ -90,6 +90,9 @@ def _trainer(
     margin: str = "cosface",
     sample_rate: float = 1.0,
     optimizer: str = "sgd",
+    sub_centers: int = 1,
+    center_momentum: str = "fp32",
+    max_center_gradient_norm: float = 0.0,
 ) -> Trainer:
     torch.manual_seed(0)
     backbone = Tiny(with_batch_norm).train()
@@ -101,8 +104,11 @@ def _trainer(
         lr=lr,
         momentum=0.9,
     )
-    config = RunConfig(optim=optim, checkpoint_every=2, log_every=1)
-    schedule = Schedule("linear", lr * BATCH / 1024, 1, STEPS)
+    head = HeadConfig(
+        center_momentum=center_momentum, max_center_gradient_norm=max_center_gradient_norm
+    )
+    config = RunConfig(head=head, optim=optim, checkpoint_every=2, log_every=1)
+    schedule = LrSchedule("linear", lr * BATCH / 1024, 1, STEPS)
     trainer = Trainer(
         config,
         Components(
@@ -114,6 +120,7 @@ def _trainer(
                 build_margin(margin),
                 communicator,
                 scale=8.0,
+                sub_centers=sub_centers,
                 sample_rate=sample_rate,
                 optimizer=build_center_optimizer(config),
                 step_in_backward=not needs_whole_gradient(config),
@@ -136,7 +143,7 @@ def _trainer(
 
 def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     parts = trainer._parts
-    counts = parts.head.class_counts
+    counts = [count * parts.head.sub_centers for count in parts.head.class_counts]
     centers = parts.communicator.all_gather(parts.head.centers.detach(), counts)
     return {
         **{name: value.clone() for name, value in parts.backbone.state_dict().items()},
@@ -224,16 +231,29 @@ def test_a_run_resumes_on_another_world_size(
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2)])
-def test_margin_statistics_and_draws_go_on_at_another_world_size(
-    before: int, after: int, tmp_path: Path
+SAMPLED = {"sample_rate": 0.6, "optimizer": "adamw", "lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "options"),
+    [
+        (3, 1, {"margin": "curricularface", **SAMPLED}),
+        (1, 2, {"margin": "curricularface", **SAMPLED}),
+        (3, 2, {"margin": "magface", "sub_centers": 2, **SAMPLED}),
+        (1, 3, {"margin": "magface", "sub_centers": 3, "center_momentum": "bf16"}),
+        (2, 3, {"margin": "sphereface", "sub_centers": 2, "center_momentum": "bf16"}),
+        (3, 1, {"margin": "sphereface", "sample_rate": 0.6, "center_momentum": "bf16"}),
+    ],
+)
+def test_any_head_goes_on_at_another_world_size(
+    before: int, after: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    options = {"margin": "curricularface", "sample_rate": 0.6, "optimizer": "adamw", "lr": 0.1}
     straight, losses, _ = _on(before, tmp_path, options)[0]
     weights, resumed, _ = _on(after, tmp_path, {**options, "resume_step": 4})[0]
     assert resumed == pytest.approx(losses, rel=1e-4)
     for name, value in straight.items():
-        # AdamW divides by the root of squared gradients: rounding of small ones shows.
+        # AdamW divides by the root of squared gradients: rounding of small ones shows. A bf16
+        # momentum that rounds the other way is 2^-8 off, in steps of some 1e-2.
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4)
 
 
@@ -303,6 +323,30 @@ def test_a_step_that_is_not_finite_changes_nothing_and_names_its_images(
     record = json.loads((tmp_path / "skipped.jsonl").read_text())
     assert record["step"] == 3
     assert sorted(record["files"]) == sorted(f"image-{2 * BATCH + row}.jpg" for row in range(BATCH))
+
+
+def test_a_center_gradient_that_is_not_finite_skips_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = _trainer(SingleCommunicator(), tmp_path, max_center_gradient_norm=1.0)
+    clip = trainer._parts.head.clip_gradient
+    states: list[dict[str, torch.Tensor]] = []
+
+    def spoiled(limit: float) -> float:
+        states.append(_state(trainer))
+        # The loss and the backbone's gradient stay finite.
+        return clip(limit) * (float("nan") if trainer.step == 2 else 1.0)
+
+    monkeypatch.setattr(trainer._parts.head, "clip_gradient", spoiled)
+    with trainer._parts.log:
+        outcome = trainer.fit(_batches(SingleCommunicator(), 1, 0, None))
+    assert (outcome.step, outcome.totals.skipped_steps) == (STEPS, 1)
+    for name, value in states[2].items():
+        assert torch.equal(states[3][name], value)
+    assert not torch.equal(states[3]["centers"], states[4]["centers"])
+    record = json.loads((tmp_path / "skipped.jsonl").read_text())
+    assert record["step"] == 3
+    assert "of the centers nan" in record["what"]
 
 
 def test_a_run_that_stays_not_finite_ends_with_advice(
