@@ -74,7 +74,7 @@ class HeadConfig:
     """Classes of one tile of the logits; 0 = chosen."""
     head_memory: str | None = None
     """Bytes that a step of the head may take beyond its centers and their optimizer state, such
-    as 2GiB; default: a quarter of what is free."""
+    as 2GiB; default: a quarter of what is free beside these."""
     head_precision: str = "auto"
     """Products of the head: fp32, bf16, fp16, or auto = as the backbone."""
     center_momentum: str = "fp32"
@@ -82,7 +82,7 @@ class HeadConfig:
     max_center_gradient_norm: float = 0.0
     """Gradients of the centers above this L2 norm are scaled down to it; 0 = never."""
     initial_centers: Path | None = None
-    """Folder of arcface_torch's per-rank head files to start from."""
+    """Folder of arcface_torch's per-rank head files to start from; not read with --resume."""
 
     def margin_arguments(self) -> dict[str, float]:
         """The margin's values by name.
@@ -98,10 +98,16 @@ class HeadConfig:
         """What is wrong with the margin's values, by flag."""
         from facetrain.margins import margin_problems
 
+        given = f"--margin-options {' '.join(self.margin_options)}"
         try:
             values = self.margin_arguments()
         except ValueError:
-            return [f"--margin-options {' '.join(self.margin_options)}: each must be NAME=NUMBER"]
+            return [f"{given}: each must be NAME=NUMBER"]
+        names = [option.partition("=")[0] for option in self.margin_options]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            return [f"{given}: {', '.join(twice)} must be given once"]
+        if "value" in names and self.margin_value is not None:
+            return [f"{given}: value is --margin-value, {self.margin_value:g} here; use that alone"]
         flags = {name: f"--margin-options {name}=" for name in values}
         if self.margin_value is not None:
             flags["value"] = "--margin-value "
@@ -137,6 +143,11 @@ class OptimConfig:
     """L2 penalty (sgd) or decoupled decay (adamw), of every parameter; of centers in use."""
     max_gradient_norm: float = 5.0
     """Backbone gradients above this L2 norm are scaled down to it; 0 = never."""
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Rows of all processes that are worked on together."""
+        return -(-self.global_batch_size // self.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -279,6 +290,26 @@ class RunConfig:
                     parse_bytes(size)
             except ValueError as error:
                 found.append(f"--{flag} {size}: {error}")
+        return found + self._conflicts()
+
+    def _conflicts(self) -> list[str]:
+        """Options that others would leave without effect, one line each."""
+        head, optim = self.head, self.optim
+        found = []
+        if optim.optimizer == "adamw" and optim.momentum != OptimConfig.momentum:
+            found.append(
+                f"--momentum {optim.momentum:g}: is SGD's; leave out with --optimizer adamw"
+            )
+        if head.center_momentum == "bf16" and (optim.optimizer == "adamw" or not optim.momentum):
+            other = "--optimizer adamw" if optim.optimizer == "adamw" else "--momentum 0"
+            found.append(
+                f"--center-momentum bf16: is for SGD with momentum; leave out with {other}"
+            )
+        if head.initial_centers is not None and head.sub_centers > 1:
+            found.append(
+                f"--initial-centers {head.initial_centers}: arcface_torch's files hold one center "
+                "a class; use --sub-centers 1"
+            )
         return found
 
     def check(self) -> RunConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -70,13 +71,38 @@ def has_fast_bf16(device: torch.device) -> bool:
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "sve_bf16"))
 
 
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory that could still be taken: of the GPU, or of the machine, in bytes."""
+def free_memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """Memory that could still be taken, in bytes: of the GPU, or of the machine and the control
+    groups (version 2) that this process is in.
+
+    Args:
+        root: where proc and sys are.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo = root / "proc/meminfo"
+    if meminfo.is_file():
+        free = _numbers(meminfo).get("MemAvailable:", free // 1024) * 1024
+    return max(0, min([free, *_free_in_groups(root)]))
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Bytes that each limit leaves, of this process's control group and of those around it."""
+    mount, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
+    lines = own.read_text().splitlines() if own.is_file() else []
+    group = mount / next((line[4:] for line in lines if line.startswith("0::/")), "")
+    for folder in (group, *group.parents):
+        limit = folder / "memory.max"
+        if limit.is_file() and (text := limit.read_text().strip()) != "max":
+            # The kernel counts cached files, and drops them when memory is needed.
+            stat = _numbers(folder / "memory.stat")
+            cached = stat.get("active_file", 0) + stat.get("inactive_file", 0)
+            yield int(text) - int((folder / "memory.current").read_text()) + cached
+        if folder == mount:
+            return
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """First words of a file's lines, and the numbers that follow them."""
+    return {name: int(number) for name, number, *_ in map(str.split, path.read_text().splitlines())}

@@ -22,7 +22,8 @@ from facetrain.margins import build_margin
 from facetrain.memory import format_bytes, parse_bytes
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SHARE_OF_FREE = 4
+_SHARE_OF_ROOM = 4
+_CENTERS_AT_A_TIME = 2**16
 
 
 def build_head(
@@ -38,15 +39,20 @@ def build_head(
         backbone_dtype: of the backbone's products; None = fp32.
 
     Raises:
-        FacetrainError: its centers do not fit, or initial ones do not match; on every rank.
+        FacetrainError: its centers or its step do not fit, or initial centers do not match; on
+            every rank.
     """
     head = config.head
     optimizer = build_center_optimizer(config)
     # Ranks of one machine share its memory; on GPUs each has its own.
     sharing = world.local_world_size if communicator.device.type == "cpu" else 1
     free_bytes = _least(communicator, free_memory_bytes(communicator.device) // sharing)
-    check_room(config, num_classes, optimizer, communicator.world_size, free_bytes)
-    limit = parse_bytes(head.head_memory) if head.head_memory else free_bytes // _SHARE_OF_FREE
+    room_bytes = room_beside_centers(
+        config, num_classes, optimizer, communicator.world_size, free_bytes
+    )
+    limit_bytes = room_bytes // _SHARE_OF_ROOM
+    if head.head_memory is not None:
+        limit_bytes = parse_bytes(head.head_memory)
     dtype = _DTYPES.get(head.head_precision, backbone_dtype or torch.float32)
     built = ShardedClassifier(
         num_classes,
@@ -61,11 +67,12 @@ def build_head(
         optimizer=optimizer,
         step_in_backward=not needs_whole_gradient(config),
         schedule=ScheduleWish(head.head_schedule, head.chunk_rows, head.tile_classes),
-        limit_bytes=limit,
+        limit_bytes=limit_bytes,
         product_dtype=dtype,
         seed=config.seed,
     )
-    if head.initial_centers is not None:
+    check_step(config, built, room_bytes)
+    if head.initial_centers is not None and not config.resume:
         load_initial_centers(built, head.initial_centers)
     return built
 
@@ -85,17 +92,17 @@ def needs_whole_gradient(config: RunConfig) -> bool:
     return config.optim.micro_batches > 1 or config.head.max_center_gradient_norm > 0
 
 
-def check_room(
+def room_beside_centers(
     config: RunConfig,
     num_classes: int,
     optimizer: CenterOptimizer,
     world_size: int,
     free_bytes: int,
-) -> None:
-    """Whether centers and their optimizer's state fit into memory, before any is taken.
+) -> int:
+    """Bytes a process has left beside centers and their optimizer's state, before any is taken.
 
     Raises:
-        FacetrainError: they do not; names sizes and what to change.
+        FacetrainError: they do not fit; names sizes and what to change.
     """
     size = config.model.embedding_size
     rows = max(even_counts(num_classes, world_size)) * config.head.sub_centers
@@ -106,6 +113,31 @@ def check_room(
             f"and their optimizer state take {format_bytes(needed)} a process, and "
             f"{format_bytes(free_bytes)} are free; use more processes on more memory, a smaller "
             "--embedding-size, or --center-momentum bf16"
+        )
+    return free_bytes - needed
+
+
+def check_step(config: RunConfig, head: ShardedClassifier, room_bytes: int) -> None:
+    """Whether a step of the head fits into --head-memory, and into memory at all.
+
+    Args:
+        room_bytes: free beside centers and optimizer state; the same on every rank.
+
+    Raises:
+        FacetrainError: it does not; names the least it takes.
+    """
+    num_rows, asked = config.optim.largest_micro_batch, config.head.head_memory
+    # The smallest one, where none is small enough.
+    schedule = head.schedule(num_rows)
+    least = format_bytes(schedule.transient_bytes, round_up=True)
+    step = f"a step of {num_rows:,} rows and {head.num_classes:,} identities"
+    if asked is not None and schedule.transient_bytes > parse_bytes(asked):
+        raise FacetrainError(f"--head-memory {asked}: {step} takes {least} at least; use that")
+    if schedule.transient_bytes > room_bytes:
+        advice = "lower --head-memory" if asked else "use more processes on more memory"
+        raise FacetrainError(
+            f"{step} takes {least} a process beyond centers and their optimizer state, and "
+            f"{format_bytes(room_bytes)} are free; {advice}"
         )
 
 
@@ -127,10 +159,6 @@ def load_initial_centers(head: ShardedClassifier, folder: Path) -> None:
     """
     problem = None
     try:
-        if head.sub_centers > 1:
-            raise FacetrainError(
-                f"--initial-centers {folder}: has one center a class; use --sub-centers 1"
-            )
         source = read_arcface_head(folder, head.num_classes)
         if source.embedding_size != head.centers.shape[1]:
             raise FacetrainError(
@@ -138,12 +166,19 @@ def load_initial_centers(head: ShardedClassifier, folder: Path) -> None:
                 f"--embedding-size {source.embedding_size}, or start without"
             )
         rows = head.rows_state()
-        rows["centers"].copy_(source.rows(*head.row_range))
-        momentum = source.momentum(*head.row_range)
-        if momentum is not None and "centers/momentum" in rows:
-            rows["centers/momentum"].copy_(momentum)
+        first, end = head.row_range
+        # A part at a time, lest they take their memory twice.
+        for low in range(first, end, _CENTERS_AT_A_TIME):
+            high = min(end, low + _CENTERS_AT_A_TIME)
+            part = slice(low - first, high - first)
+            rows["centers"][part] = source.rows(low, high)
+            momentum = source.momentum(low, high) if "centers/momentum" in rows else None
+            if momentum is not None:
+                rows["centers/momentum"][part] = momentum
     except FacetrainError as error:
         problem = str(error)
+    except OSError as error:
+        problem = f"--initial-centers {folder}: cannot be read ({error.strerror or error})"
     raise_together(head.communicator, problem)
 
 

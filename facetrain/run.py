@@ -97,6 +97,10 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         if first:
             write_atomically(folder / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
         dataset = load_dataset(config, source, preprocessing, communicator, log)
+        precision = choose_precision(config.precision, device)
+        # Before what takes long: it may not fit, or its initial centers not match.
+        head = build_head(config, len(source.identities), precision, communicator, world)
+        log.say(describe_head(head, config.optim.largest_micro_batch))
         backbone = build_initial_backbone(config, device)
         model = TorchEmbedder(backbone, preprocessing, device, name=config.model.backbone)
         log.say(f"evaluation: {task.title}, {len(task.images):,} images")
@@ -108,11 +112,8 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
 
         schedule = LrSchedule.from_config(config.optim, len(dataset))
         log.say(schedule.describe(config.optim, len(dataset), communicator.world_size))
-        precision = choose_precision(config.precision, device)
         memory = plan_memory(config, backbone, precision, communicator)
         log.say(memory.report().describe())
-        head = build_head(config, len(source.identities), precision, communicator, world)
-        log.say(describe_head(head, config.optim.global_batch_size // config.optim.micro_batches))
         trainer = Trainer(
             config,
             Components(

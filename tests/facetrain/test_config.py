@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,7 @@ def test_numbers_are_finite(kind: type, name: str, value: float) -> None:
         (("h=x", "value=1"), "--margin-options h=x value=1: each must be NAME=NUMBER"),
         (("h=nan",), "--margin-options h=nan: must be a finite number"),
         (("h=-1",), "--margin-options h=-1: must be in [0, 10] for adaface"),
+        (("h=1", "h=0.3"), "--margin-options h=1 h=0.3: h must be given once"),
         (("m=1",), "--margin-options m=1: the options of adaface are value, h, t_alpha"),
     ],
 )
@@ -124,6 +126,31 @@ def test_margin_options_are_checked_by_name(options: tuple[str, ...], problem: s
     assert config.problems() == [problem]
     fine = HeadConfig(margin="adaface", margin_value=0.3, margin_options=("h=0.2",))
     assert fine.margin_arguments() == {"value": 0.3, "h": 0.2}
+    twice = RunConfig(head=dataclasses.replace(fine, margin_options=("value=0.4",)))
+    assert twice.problems() == [
+        "--margin-options value=0.4: value is --margin-value, 0.3 here; use that alone"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "optim", "problem"),
+    [
+        ({}, {"optimizer": "adamw", "momentum": 0.5}, "--momentum 0.5: is SGD's"),
+        ({"center_momentum": "bf16"}, {"optimizer": "adamw"}, "leave out with --optimizer adamw"),
+        ({"center_momentum": "bf16"}, {"momentum": 0.0}, "leave out with --momentum 0"),
+        ({"initial_centers": Path("x"), "sub_centers": 2}, {}, "use --sub-centers 1"),
+    ],
+)
+def test_an_option_that_others_leave_without_effect_is_refused(
+    head: dict[str, object], optim: dict[str, object], problem: str
+) -> None:
+    config = RunConfig(head=HeadConfig(**head), optim=OptimConfig(**optim))  # type: ignore[arg-type]
+    (found,) = config.problems()
+    assert problem in found
+
+
+def test_the_largest_micro_batch_holds_the_rows_left_over() -> None:
+    assert OptimConfig(global_batch_size=7, micro_batches=3).largest_micro_batch == 3
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-x", "a/b", "/tmp", "a b", "a\n"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from facetrain import device as device_module
-from facetrain.device import choose_precision, device_for
+from facetrain.device import choose_precision, device_for, free_memory_bytes
 from facetrain.distributed import World
 from facetrain.errors import FacetrainError
 
@@ -74,3 +76,26 @@ def test_bf16_only_where_the_device_has_it(has_bf16: bool, monkeypatch: pytest.M
     else:
         with pytest.raises(FacetrainError, match="--precision bf16: cpu has no bf16 arithmetic"):
             choose_precision("bf16", CPU)
+
+
+def _limit(group: Path, limit: str, current: int, cached: int) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.current").write_text(f"{current}\n")
+    (group / "memory.stat").write_text(f"anon 5\nactive_file {cached}\ninactive_file 1\n")
+
+
+def test_free_memory_is_what_the_machine_and_each_control_group_leave(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 80 kB\nMemAvailable:   50 kB\n")
+    assert free_memory_bytes(CPU, tmp_path) == 50 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("1:cpu:/elsewhere\n0::/job/step\n")
+    groups = tmp_path / "sys/fs/cgroup"
+    _limit(groups / "job/step", "max", 10, 0)
+    assert free_memory_bytes(CPU, tmp_path) == 50 * 1024
+    _limit(groups / "job", "40000", 30_000, 7)
+    assert free_memory_bytes(CPU, tmp_path) == 10_008
+    _limit(groups, "100", 3, 2)  # as in a container, whose own group is the mount
+    assert free_memory_bytes(CPU, tmp_path) == 100
+    _limit(groups / "job/step", "20", 90, 0)
+    assert free_memory_bytes(CPU, tmp_path) == 0

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from facetrain.classifier import CenterAdamW, CenterSGD
+from facetrain import head as head_module
+from facetrain.classifier import CenterAdamW, CenterSGD, ShardedClassifier
 from facetrain.config import HeadConfig, ModelConfig, OptimConfig, RunConfig
 from facetrain.distributed import Communicator, SingleCommunicator, World
 from facetrain.errors import FacetrainError
-from facetrain.head import build_center_optimizer, build_head, check_room, describe_head
+from facetrain.head import (
+    build_center_optimizer,
+    build_head,
+    describe_head,
+    room_beside_centers,
+)
+from facetrain.memory import parse_bytes
 from tests.ranks import raise_first, run_ranks
 
 CLASSES, SIZE = 11, 8
@@ -41,6 +50,10 @@ def _write_arcface_head(folder: Path, world_size: int) -> tuple[torch.Tensor, to
     return centers, momentum
 
 
+def _build(config: RunConfig) -> ShardedClassifier:
+    return build_head(config, CLASSES, None, SingleCommunicator(), World())
+
+
 def _loaded(communicator: Communicator, folder: Path) -> dict[str, torch.Tensor]:
     config = replace(CONFIG, head=HeadConfig(initial_centers=folder))
     return build_head(config, CLASSES, None, communicator, World()).rows_state()
@@ -59,13 +72,44 @@ def test_a_head_of_arcface_torch_is_cut_anew(written: int, read: int, tmp_path: 
 
 def test_a_head_of_arcface_torch_that_does_not_fit_is_named(tmp_path: Path) -> None:
     _write_arcface_head(tmp_path, 2)
-    for changes, message in (
-        ({"model": ModelConfig(embedding_size=16)}, "use --embedding-size 8"),
-        ({"head": HeadConfig(initial_centers=tmp_path, sub_centers=2)}, "use --sub-centers 1"),
-    ):
-        config = replace(CONFIG, head=HeadConfig(initial_centers=tmp_path))
-        with pytest.raises(FacetrainError, match=message):
-            build_head(replace(config, **changes), CLASSES, None, SingleCommunicator(), World())
+    config = replace(
+        CONFIG, model=ModelConfig(embedding_size=16), head=HeadConfig(initial_centers=tmp_path)
+    )
+    with pytest.raises(FacetrainError, match="use --embedding-size 8"):
+        _build(config)
+
+
+def test_initial_centers_are_copied_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("facetrain.head._CENTERS_AT_A_TIME", 3)
+    centers, momentum = _write_arcface_head(tmp_path, 2)
+    rows = _loaded(SingleCommunicator(), tmp_path)
+    assert torch.equal(rows["centers"], centers)
+    assert torch.equal(rows["centers/momentum"], momentum)
+
+
+def test_a_resumed_run_reads_no_initial_centers(tmp_path: Path) -> None:
+    _build(replace(CONFIG, head=HeadConfig(initial_centers=tmp_path / "gone"), resume=True))
+
+
+def _loaded_where_a_disk_fails(communicator: Communicator, folder: Path) -> None:
+    if communicator.rank == 1:
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        head_module.read_arcface_head = fail  # type: ignore[assignment]
+    _loaded(communicator, folder)
+
+
+def test_a_disk_that_fails_one_rank_stops_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_arcface_head(tmp_path, 1)
+    for result in run_ranks(_loaded_where_a_disk_fails, 2, tmp_path):
+        assert isinstance(result, FacetrainError)
+        assert "cannot be read (Input/output error)" in result.args[0]
 
 
 def test_the_optimizer_follows_the_config() -> None:
@@ -81,19 +125,57 @@ def test_the_optimizer_follows_the_config() -> None:
 
 def test_centers_that_do_not_fit_are_refused_before_they_are_made() -> None:
     optimizer = build_center_optimizer(CONFIG)
-    check_room(CONFIG, 1000, optimizer, 1, 1000 * SIZE * 8)
+    assert room_beside_centers(CONFIG, 1000, optimizer, 1, 1000 * SIZE * 8 + 7) == 7
     with pytest.raises(FacetrainError, match=r"1,000 identities over 3 processes.*20.9KiB"):
-        check_room(CONFIG, 1000, optimizer, 3, 334 * SIZE * 8 - 1)
+        room_beside_centers(CONFIG, 1000, optimizer, 3, 334 * SIZE * 8 - 1)
     with pytest.raises(FacetrainError, match="use more processes"):
         build_head(CONFIG, 10**12, None, SingleCommunicator(), World())
 
 
+def _free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    monkeypatch.setattr("facetrain.head.free_memory_bytes", lambda device: num_bytes)
+
+
+def test_a_step_takes_a_quarter_of_what_is_free_beside_the_centers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    centers = CLASSES * SIZE * 8
+    config = replace(CONFIG, optim=OptimConfig(global_batch_size=4096))
+    # The rows' features alone are 12 * 4096 * SIZE bytes.
+    _free(monkeypatch, centers + 4 * 2**20)
+    tight = _build(config).schedule(4096)
+    assert 12 * 4096 * SIZE < tight.transient_bytes <= 2**20
+    _free(monkeypatch, centers + 4 * tight.transient_bytes - 4)
+    assert _build(config).schedule(4096).transient_bytes < tight.transient_bytes
+
+
+def test_a_step_that_fits_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    centers = CLASSES * SIZE * 8
+    config = replace(CONFIG, optim=OptimConfig(global_batch_size=64, micro_batches=2))
+    _free(monkeypatch, centers)
+    with pytest.raises(FacetrainError, match=r"a step of 32 rows and 11 identities takes .*0B are"):
+        _build(config)
+    _free(monkeypatch, centers + 2**20)
+    _build(config)
+
+
+def test_the_least_head_memory_is_named_and_works() -> None:
+    config = replace(CONFIG, head=HeadConfig(head_memory="1KiB"))
+    with pytest.raises(FacetrainError, match=r"--head-memory 1KiB: .* takes .* at least") as raised:
+        _build(config)
+    found = re.search(r"takes (\S+) at least", str(raised.value))
+    assert found is not None
+    built = _build(replace(config, head=HeadConfig(head_memory=found[1])))
+    rows = config.optim.largest_micro_batch
+    assert built.schedule(rows).transient_bytes <= parse_bytes(found[1])
+
+
 def test_what_the_head_does_is_said_in_one_line() -> None:
     head = HeadConfig(sample_rate=0.5, head_schedule="class_tiles", tile_classes=4)
-    built = build_head(replace(CONFIG, head=head), CLASSES, None, SingleCommunicator(), World())
+    built = _build(replace(CONFIG, head=head))
     text = describe_head(built, 16)
     assert "11 identities, class tiles of 4" in text
     assert "50% of the identities take part" in text
     whole = replace(CONFIG, head=HeadConfig(max_center_gradient_norm=1.0))
-    built = build_head(whole, CLASSES, None, SingleCommunicator(), World())
+    built = _build(whole)
     assert "backward" not in describe_head(built, 16)
