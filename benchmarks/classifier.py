@@ -99,7 +99,7 @@ def ours(
 
         def step(embeddings: Tensor, labels: Tensor) -> None:
             counted.reset()
-            head._wish, head.products, head.sampler = wish, products, sampler
+            head.schedule_wish, head.products, head.sampler = wish, products, sampler
             head(embeddings, labels, counts=[len(labels)] * counted.world_size).backward()
 
         peer = PEER if rate == 1 else f"{PEER}, r = {rate:g}"

@@ -92,4 +92,4 @@ class ActiveCenters:
 def inverse_norms(vectors: Tensor) -> Tensor:
     """1 / L2 norm of each row, [rows]; 0 for a row of zero length, which so gets no gradient."""
     norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float32)
-    return torch.where(norms > 1e-12, 1.0 / norms, torch.zeros_like(norms))
+    return norms.reciprocal_().masked_fill_(norms > 1e12, 0.0)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from facetrain.classifier.center_optimizer import CenterOptimizer
 
+_ROWS_AT_A_TIME = 256
+
 
 class CenterSink(Protocol):
     """Takes the gradient of the centers in use, tile by tile in order."""
@@ -35,48 +37,66 @@ class StepAtOnce:
         self._optimizer.step(self._centers, rows, gradient, used)
 
 
-class GradientOfRows:
-    """Adds gradients up, in one tensor of the rows in use.
+class CenterGradient:
+    """Adds gradients up over tiles and, between steps, over passes that use different rows.
 
     Attributes:
-        values: [rows in use, D].
+        rows: numbers of the rows that have a gradient, ascending, int64; None = all.
+        values: their gradient, [rows, D]; None before the first pass.
     """
 
-    def __init__(self, num_rows: int, centers: Tensor) -> None:
-        self.values = torch.zeros((num_rows, centers.shape[1]), device=centers.device)
+    def __init__(self) -> None:
+        self.rows: Tensor | None = None
+        self.values: Tensor | None = None
+        self._places: Tensor | None = None
+
+    def begin(self, rows: Tensor | None, centers: Tensor) -> None:
+        """Make room for a pass that uses `rows` (None: all) of the centers, [R, D]."""
+        self._places = None
+        if self.values is None:
+            self.rows = rows
+            self.values = centers.new_zeros(
+                (len(centers) if rows is None else len(rows), centers.shape[1])
+            )
+            return
+        if self.rows is None:
+            self._places = rows
+            return
+        known = self.rows
+        added = torch.arange(len(centers), device=known.device) if rows is None else rows
+        self.rows = torch.cat([known, added]).unique()
+        values = centers.new_zeros((len(self.rows), centers.shape[1]))
+        values.index_copy_(0, torch.searchsorted(self.rows, known), self.values)
+        self.values = values
+        self._places = torch.searchsorted(self.rows, added)
 
     def take(self, start: int, rows: slice | Tensor, used: Tensor, gradient: Tensor) -> None:
-        self.values[start : start + len(gradient)] += gradient
-
-
-class PendingGradient:
-    """The sum of several micro-batches' gradients, which may use different rows."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[Tensor | None, Tensor]] = []
-
-    def add(self, rows: Tensor | None, values: Tensor) -> None:
-        """Add the gradient of `rows` (None: all), [rows, D]; `values` may be kept and changed."""
-        if rows is None and self._parts:
-            self._parts[0][1].add_(values)
+        assert self.values is not None
+        end = start + len(gradient)
+        if self._places is None:
+            self.values[start:end] += gradient
         else:
-            self._parts.append((rows, values))
+            self.values.index_add_(0, self._places[start:end], gradient)
 
-    def merge(self) -> tuple[slice | Tensor, Tensor] | None:
-        """Rows that have a gradient, each once, and their gradient; None where there is none."""
-        if not self._parts:
-            return None
-        if len(self._parts) > 1:
-            numbers = torch.cat([rows for rows, _ in self._parts if rows is not None])
-            rows, places = numbers.unique(return_inverse=True)
-            total = self._parts[0][1].new_zeros((len(rows), self._parts[0][1].shape[1]))
-            for places_of, (_, values) in zip(
-                places.split([len(values) for _, values in self._parts]), self._parts, strict=True
-            ):
-                total.index_add_(0, places_of, values)
-            self._parts = [(rows, total)]
-        rows_in_use, values = self._parts[0]
-        return (slice(0, len(values)) if rows_in_use is None else rows_in_use), values
+    def norm_square(self) -> float:
+        """Sum of squares, added up in fp64."""
+        if self.values is None:
+            return 0.0
+        norms = [
+            torch.linalg.vector_norm(part, dtype=torch.float64)
+            for part in self.values.split(_ROWS_AT_A_TIME)
+        ]
+        return float(torch.stack(norms).square().sum())
+
+    def step(self, centers: Tensor, optimizer: CenterOptimizer) -> None:
+        """Step the rows that have a gradient, and forget it."""
+        if self.values is not None:
+            for start in range(0, len(self.values), _ROWS_AT_A_TIME):
+                values = self.values[start : start + _ROWS_AT_A_TIME]
+                place = slice(start, start + len(values))
+                optimizer.step(centers, place if self.rows is None else self.rows[place], values)
+        self.clear()
 
     def clear(self) -> None:
-        self._parts = []
+        """Forget the gradient."""
+        self.rows = self.values = self._places = None

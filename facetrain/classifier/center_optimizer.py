@@ -38,6 +38,11 @@ class CenterOptimizer(ABC):
     def attach(self, centers: Tensor) -> None:
         """Make the state for these centers, fp32 [R, D]."""
 
+    @property
+    @abstractmethod
+    def state_rows(self) -> int:
+        """Tensors of the state that are as large as the centers."""
+
     @abstractmethod
     def state_bytes_per_row(self, size: int) -> int:
         """Bytes of state that a center of `size` dimensions takes."""
@@ -98,6 +103,10 @@ class CenterSGD(CenterOptimizer):
         if self.momentum:
             self.state["momentum"] = torch.zeros_like(centers, dtype=self.momentum_dtype)
 
+    @property
+    def state_rows(self) -> int:
+        return 1 if self.momentum else 0
+
     def state_bytes_per_row(self, size: int) -> int:
         return size * self.momentum_dtype.itemsize if self.momentum else 0
 
@@ -141,6 +150,10 @@ class CenterAdamW(CenterOptimizer):
             "steps": centers.new_zeros((len(centers), 1)),
         }
 
+    @property
+    def state_rows(self) -> int:
+        return 2
+
     def state_bytes_per_row(self, size: int) -> int:
         return 2 * 4 * size + 4
 
@@ -154,4 +167,5 @@ class CenterAdamW(CenterOptimizer):
         # In double: 1 - b2^t has few digits for small t.
         corrections = [(1.0 - beta ** steps.double()) for beta in (beta1, beta2)]
         denominator = torch.div(second, corrections[1].float(), out=gradient).sqrt_().add_(self.eps)
-        centers.sub_(first.div(denominator).mul_((self.lr / corrections[0]).float()))
+        denominator.mul_(corrections[0].float())
+        centers.addcdiv_(first, denominator, value=-self.lr)

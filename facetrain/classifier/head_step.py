@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from facetrain.classifier.active_centers import ActiveCenters, inverse_norms
-from facetrain.classifier.center_gradient import CenterSink, GradientOfRows, StepAtOnce
-from facetrain.classifier.margin_softmax import Chunk, MarginSoftmax, Rows
+from facetrain.classifier.center_gradient import CenterGradient, CenterSink, StepAtOnce
+from facetrain.classifier.margin_softmax import Chunk, MarginSoftmax
+from facetrain.classifier.row_targets import Rows
 from facetrain.errors import FacetrainError
 
 if TYPE_CHECKING:
     from facetrain.classifier.sharded_classifier import ShardedClassifier
+
+UNUSABLE = -(2**63)
+"""Sent as label by a rank whose batch cannot be used, so that no other waits for it."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,14 @@ class StepInputs:
         counts: rows of each rank.
         num_rows: the loss is the sum over rows divided by it.
         training: draw classes, and bring the margin's statistics up to date.
+        with_gradients: the loss may be differentiated.
     """
 
     labels: Tensor
     counts: list[int]
     num_rows: int
     training: bool
+    with_gradients: bool
 
 
 class ShardedLoss(torch.autograd.Function):
@@ -50,38 +57,37 @@ class ShardedLoss(torch.autograd.Function):
         inputs: StepInputs,
         *margin_parameters: Tensor,
     ) -> Tensor:
-        ctx.step = _Step(head, embeddings, inputs, with_gradients=any(ctx.needs_input_grad))
+        with torch.autocast(embeddings.device.type, enabled=False):
+            ctx.step = HeadStep(head, embeddings, inputs)
         loss: Tensor = ctx.step.loss
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        step: _Step | None = ctx.step
+        step: HeadStep | None = ctx.step
         if step is None:
             raise FacetrainError(
                 "the head's loss was differentiated twice, which would step its centers twice; "
                 "call the head again instead"
             )
         ctx.step = None
-        embeddings, centers, bias = step.backward(gradients[0], ctx.needs_input_grad[1])
+        with torch.autocast(gradients[0].device.type, enabled=False):
+            embeddings, centers, bias = step.backward(gradients[0], ctx.needs_input_grad[1])
         return embeddings, centers, None, None, *([] if bias is None else [bias])
 
 
-class _Step:
+class HeadStep:
     """A step between its forward and its backward pass.
 
     With one chunk of rows gradients are made in the backward pass, and centers may be stepped tile
     by tile. With more, each chunk's gradients are made in the forward pass while its logits exist.
+
+    Attributes:
+        loss: the same on every rank.
     """
 
-    def __init__(
-        self,
-        head: ShardedClassifier,
-        embeddings: Tensor,
-        inputs: StepInputs,
-        *,
-        with_gradients: bool,
-    ) -> None:
+    def __init__(self, head: ShardedClassifier, embeddings: Tensor, inputs: StepInputs) -> None:
         self._head = head
         self._inputs = inputs
         self._type = embeddings.dtype
@@ -101,12 +107,20 @@ class _Step:
             head.products,
             head.communicator,
             training=inputs.training,
+            with_gradients=inputs.with_gradients,
         )
         self._feature_gradient = torch.empty(0)
-        self._center_gradient: GradientOfRows | None = None
+        self._center_gradient: CenterGradient | None = None
         self._last: Chunk | None = None
         self._bias_gradient: Tensor | None = None
-        self.loss = self._forward(rows, with_gradients=with_gradients) / inputs.num_rows
+        self.loss = self._forward(rows) / inputs.num_rows
+        self._versions = self._state_versions()
+
+    def _state_versions(self) -> list[int]:
+        """Numbers that change when what the backward pass reads again is changed in place."""
+        margin = self._head.margin
+        read = (self._head.centers, *margin.buffers(), *margin.parameters())
+        return [tensor._version for tensor in read]
 
     def _exchange(self) -> tuple[Rows, Tensor | None]:
         """Rows of all ranks, and the local classes in use (None: all)."""
@@ -131,14 +145,15 @@ class _Step:
         unit_nd, norms_n = received[:, :size].contiguous(), received[:, size].contiguous()
         return Rows(unit_nd, norms_n, places_n), classes
 
-    def _forward(self, rows: Rows, *, with_gradients: bool) -> Tensor:
+    def _forward(self, rows: Rows) -> Tensor:
         """Sum of all rows' losses."""
-        chunks = self._softmax.chunks()
+        chunks, with_gradients = self._softmax.chunks(), self._inputs.with_gradients
         if with_gradients:
             width = self._unit_bd.shape[1] + self._head.margin.uses_norms
             self._feature_gradient = rows.unit_nd.new_zeros((len(rows.unit_nd), width))
         if with_gradients and len(chunks) > 1:
-            self._center_gradient = GradientOfRows(self._active.num_rows, self._head.centers)
+            self._center_gradient = CenterGradient()
+            self._center_gradient.begin(self._active.rows, self._head.centers.detach())
         total = rows.unit_nd.new_zeros(())
         for chunk in chunks:
             made = self._softmax.losses(chunk, keep=with_gradients)
@@ -148,7 +163,7 @@ class _Step:
                 self._bias_gradient = bias if known is None else known + bias
             if self._center_gradient is not None:
                 self._softmax.gradients(made, 1.0, self._feature_gradient, self._center_gradient)
-            else:
+            elif with_gradients:
                 self._last = made
         if rows.norms_n is not None:
             penalties = self._head.margin.penalty(rows.norms_n)
@@ -161,44 +176,53 @@ class _Step:
         """Gradients of `factor` times the loss: of embeddings, centers and the margin's bias.
 
         That of the centers is returned only where the head has no optimizer of its own.
+
+        Raises:
+            FacetrainError: centers or the margin's statistics are no longer those of the loss.
         """
-        head = self._head
+        if self._versions != self._state_versions():
+            raise FacetrainError(
+                "class centers or margin statistics changed between the head's loss and its "
+                "backward pass (two losses before one backward pass, or a step in between); "
+                "differentiate each loss before the next call of the head"
+            )
         weight = factor / self._inputs.num_rows
-        # Known to all ranks alike. A center that took a step by NaN would never recover.
-        usable = head.optimizer is None or bool(torch.isfinite(self.loss))
-        gradient: GradientOfRows | None = None
-        sink: CenterSink | None = None
-        if needs_centers and usable:
-            if head.optimizer is not None and head.step_in_backward:
-                sink = StepAtOnce(head.centers.detach(), head.optimizer)
-            else:
-                sink = gradient = GradientOfRows(self._active.num_rows, head.centers)
+        sink, gradient = self._sink() if needs_centers else (None, None)
         if self._last is not None:
             self._softmax.gradients(self._last, weight, self._feature_gradient, sink)
             self._last = None
         else:
-            assert self._center_gradient is not None
             self._feature_gradient *= weight
-            self._center_gradient.values *= weight
-            self._pass_on(self._center_gradient.values, sink)
+            self._pass_on(weight, sink)
         bias = None if self._bias_gradient is None else self._bias_gradient * weight
-        embeddings = self._embedding_gradient(weight)
-        if gradient is None:
-            return embeddings, None, bias
-        if head.optimizer is None:
-            return embeddings, gradient.values, bias
-        head.pending.add(self._active.rows, gradient.values)
-        return embeddings, None, bias
+        return self._embedding_gradient(weight), None if gradient is None else gradient.values, bias
 
-    def _pass_on(self, values: Tensor, sink: CenterSink | None) -> None:
-        """Give a gradient that was added up over chunks to where it goes."""
-        if isinstance(sink, GradientOfRows):
-            sink.values = values
-        elif sink is not None:
-            for tile in self._softmax.tiles():
-                span = self._active.span(tile)
-                rows, used = self._active.tile_rows(tile), self._active.tile(tile)
-                sink.take(span.start, rows, used, values[span])
+    def _sink(self) -> tuple[CenterSink | None, CenterGradient | None]:
+        """Where the centers' gradient goes, and it itself where autograd is to have it."""
+        head, centers = self._head, self._head.centers.detach()
+        if head.optimizer is None:
+            gradient = CenterGradient()
+            gradient.begin(self._active.rows, centers)
+            return gradient, gradient
+        # Known to all ranks alike. A center that took a step by NaN would never recover.
+        if not self._inputs.training or not bool(torch.isfinite(self.loss)):
+            return None, None
+        if head.step_in_backward:
+            return StepAtOnce(centers, head.optimizer), None
+        head.gradient.begin(self._active.rows, centers)
+        return head.gradient, None
+
+    def _pass_on(self, weight: Tensor, sink: CenterSink | None) -> None:
+        """Give a gradient that was added up over chunks to where it goes, tile by tile."""
+        assert self._center_gradient is not None
+        values = self._center_gradient.values
+        self._center_gradient = None
+        assert values is not None
+        if sink is None:
+            return
+        for tile in self._softmax.tiles():
+            span, rows = self._active.span(tile), self._active.tile_rows(tile)
+            sink.take(span.start, rows, self._active.tile(tile), values[span].mul_(weight))
 
     def _embedding_gradient(self, weight: Tensor) -> Tensor:
         """Of this rank's embeddings, [B, D], through their division by their length."""
@@ -234,7 +258,10 @@ def check_labels(labels_n: Tensor, num_classes: int, counts: Sequence[int]) -> N
     while row >= counts[rank]:
         row -= counts[rank]
         rank += 1
+    label = int(labels_n[wrong[0]])
+    if label == UNUSABLE:
+        raise FacetrainError(f"rank {rank}'s batch cannot be used, as its own message says")
     raise FacetrainError(
-        f"label {int(labels_n[wrong[0]])} in row {row} of rank {rank}'s batch: "
+        f"label {label} in row {row} of rank {rank}'s batch: "
         f"must be from 0 to {num_classes - 1}; number the identities without gaps"
     )

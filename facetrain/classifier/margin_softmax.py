@@ -20,6 +20,7 @@ tile; D embedding. Tiles are class-major, [k, n].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,21 +31,23 @@ from facetrain.classifier.active_centers import ActiveCenters
 from facetrain.classifier.center_gradient import CenterSink
 from facetrain.classifier.products import Products
 from facetrain.classifier.row_losses import RowResults, row_loss_for
-from facetrain.classifier.row_targets import HeadOptions, Rows, RowTargets
+from facetrain.classifier.row_targets import ChunkTargets, HeadOptions, Rows, RowTargets
 from facetrain.classifier.schedule import Schedule
 from facetrain.classifier.tiles import RowFactors, Tile, Tiles
 from facetrain.distributed import Communicator
 from facetrain.margins import Margin
 
-# fp16 holds nothing below 6e-8: probabilities are multiplied by this before a product.
-_FP16_SCALE = 1024.0
+# Derivatives are scaled to end below this: fp16 holds nothing above 65504, nor below 6e-8.
+_LARGEST_IN_FP16 = 2.0**14
+# CurricularFace's slope of other classes is t + 2 cos.
+_STEEPEST_OF_OTHERS = 3.0
 
 
 @dataclass(frozen=True)
 class Chunk:
     """A chunk of rows between its two sweeps; `kept` is empty where tiles are made again."""
 
-    rows: slice
+    targets: ChunkTargets
     shift: float | Tensor
     results: RowResults
     kept: list[Tile]
@@ -60,6 +63,7 @@ class MarginSoftmax:
         rows: the same on every rank, but for `places_n`.
         schedule: with the same chunks on every rank.
         training: the margin's statistics are brought up to date.
+        with_gradients: `gradients` is to be called.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class MarginSoftmax:
         communicator: Communicator,
         *,
         training: bool,
+        with_gradients: bool,
     ) -> None:
         self._rows = rows
         self._active = active
@@ -80,7 +85,16 @@ class MarginSoftmax:
         self._schedule = schedule
         self._products = products
         self._communicator = communicator
-        self._targets = RowTargets(rows, active, margin, options, communicator, training)
+        self._targets = RowTargets(
+            rows,
+            active,
+            margin,
+            options,
+            communicator,
+            schedule.tile_classes,
+            training=training,
+            with_slopes=with_gradients,
+        )
         self._row_loss = row_loss_for(margin, options.scale)
         self._tiles = Tiles(
             rows,
@@ -109,38 +123,31 @@ class MarginSoftmax:
         row_loss, targets = self._row_loss, self._targets.of(chunk)
         keep = keep and self._schedule.keeps_logits
         shift: float | Tensor = row_loss.shift
-        terms = row_loss.target_terms(targets.margin_cosines_m, shift)
-        kept, totals = self._sums(chunk, shift, targets.rows_m, terms, keep=keep)
-        if row_loss.lost_digits(totals):
+        kept, totals = self._sums(targets, shift, keep=keep)
+        if row_loss.lost_digits(totals, shift):
             kept.clear()
-            shift = self._largest_logits(chunk, targets.rows_m, targets.margin_cosines_m)
-            terms = row_loss.target_terms(targets.margin_cosines_m, shift[targets.rows_m])
-            kept, totals = self._sums(chunk, shift, targets.rows_m, terms, keep=keep)
-        results = row_loss.finish(totals, shift, targets.rows_m, terms)
-        return Chunk(chunk, shift, results, kept)
+            shift = self._largest_logits(targets)
+            kept, totals = self._sums(targets, shift, keep=keep)
+        results = row_loss.finish(totals, shift, targets.rows_m, targets.margin_cosines_m)
+        return Chunk(targets, shift, results, kept)
 
     def _sums(
-        self,
-        chunk: slice,
-        shift: float | Tensor,
-        rows_m: Tensor,
-        target_terms_m: Tensor,
-        *,
-        keep: bool,
+        self, targets: ChunkTargets, shift: float | Tensor, *, keep: bool
     ) -> tuple[list[Tile], Tensor]:
         """Terms of all classes, added up over all ranks, [2, n]."""
         kept: list[Tile] = []
         if keep:
-            kept, totals = self._tiles.kept(chunk, shift)
+            kept, totals = self._tiles.kept(targets, shift)
         else:
-            totals = self._tiles.sums(chunk, shift)
-        totals[:, rows_m] += target_terms_m
+            totals = self._tiles.sums(targets, shift)
+        totals[:, targets.rows_m] += self._row_loss.target_terms(targets.margin_cosines_m)
         return kept, self._communicator.all_reduce(totals)
 
-    def _largest_logits(self, chunk: slice, rows_m: Tensor, margin_cosines_m: Tensor) -> Tensor:
+    def _largest_logits(self, targets: ChunkTargets) -> Tensor:
         """Largest logit of each row over all ranks' classes, [n]."""
-        largest = self._tiles.largest_cosines(chunk)
-        largest[rows_m] = torch.maximum(largest[rows_m], margin_cosines_m)
+        largest = self._tiles.largest_cosines(targets)
+        rows_m = targets.rows_m
+        largest[rows_m] = torch.maximum(largest[rows_m], targets.margin_cosines_m)
         return self._communicator.all_reduce(largest, "max").mul_(self._scale)
 
     # --- gradients -------------------------------------------------------------------------------
@@ -159,36 +166,53 @@ class MarginSoftmax:
                 and in a last column, if there, to the norms; [N, D] or [N, D + 1], zeros.
             sink: takes the centers' gradient; None where they get none.
         """
-        active, products, rows = self._active, self._products, chunk.rows
-        results, targets = chunk.results, self._targets.of(rows)
+        active, products = self._active, self._products
+        results, targets = chunk.results, chunk.targets
         factors_n = results.factors * weight
-        target_values_n = torch.zeros_like(factors_n)
-        target_values_n[targets.rows_m] = results.target_derivatives * targets.slopes_m
         size = self._rows.unit_nd.shape[1]
+        unit_gradient = feature_gradient[targets.chunk, :size]
         if targets.norm_slopes_m is not None:
-            feature_gradient[rows, size][targets.rows_m] = (
+            feature_gradient[targets.chunk, size][targets.rows_m] = (
                 results.target_derivatives * targets.norm_slopes_m * factors_n[targets.rows_m]
             )
-        scale = _FP16_SCALE if products.dtype == torch.float16 else 1.0
-        factors = RowFactors(factors_n * scale, target_values_n, targets)
-        features = self._tiles.features[rows]
-        unit_gradient = feature_gradient[rows, :size]
-        buffer = None if chunk.kept else self._tiles.buffer(rows)
+        target_values_m = results.target_derivatives * targets.slopes_m
+        scale = 1.0
+        if products.dtype == torch.float16:
+            scale = self._fp16_scale(factors_n[targets.rows_m] * target_values_m, weight)
+        factors = RowFactors(factors_n * scale, target_values_m)
+        features = self._tiles.features[targets.chunk]
+        buffer = None if chunk.kept else self._tiles.buffer(targets)
         # Used again for each tile: fresh memory would be mapped, and cleared, each time.
         room = features.new_empty((2, self._tiles.most_centers, size), dtype=torch.float32)
         for number, tile in enumerate(self._tiles):
             centers = active.tile(tile)
             kept = chunk.kept[number] if chunk.kept else None
-            left = self._tiles.derivatives(tile, centers, rows, chunk.shift, factors, kept, buffer)
-            products.add_product(unit_gradient, left.T, products.operand(centers), 1.0 / scale)
+            left = self._tiles.derivatives(
+                tile, centers, targets, chunk.shift, factors, kept, buffer
+            )
+            products.add_product(
+                unit_gradient, left.T, self._tiles.factor(tile, centers), 1.0 / scale
+            )
             if sink is not None:
                 gradient, scratch = room[:, : len(centers)]
                 products.multiply(left, features, out=gradient)
-                if scale != 1.0:
-                    gradient.div_(scale)
                 inverse_norms_k = active.inverse_norms(tile, centers)
+                if products.rounds:
+                    gradient.mul_(inverse_norms_k[:, None] / scale)
                 _remove_radial_part(gradient, centers, inverse_norms_k, scratch)
                 sink.take(active.span(tile).start, active.tile_rows(tile), centers, gradient)
+
+    def _fp16_scale(self, target_derivatives_m: Tensor, weight: float | Tensor) -> float:
+        """A power of two by which this rank's derivatives use the range of fp16 and stay in it."""
+        others = _STEEPEST_OF_OTHERS * self._row_loss.steepest * self._scale * abs(float(weight))
+        largest = (
+            max(others, float(target_derivatives_m.abs().amax()))
+            if len(target_derivatives_m)
+            else others
+        )
+        if not 0.0 < largest < math.inf:
+            return 1.0
+        return 2.0 ** math.floor(math.log2(_LARGEST_IN_FP16 / largest))
 
 
 def _remove_radial_part(

@@ -21,13 +21,14 @@ class Products:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self.rounds = dtype != torch.float32
 
     def operand(self, values: Tensor) -> Tensor:
-        """`values` as a factor of `multiply`; the tensor itself where nothing is rounded."""
-        if self.dtype == torch.float32:
+        """`values` as a factor of products; may be changed, and be what is returned."""
+        if not self.rounds:
             return values
         rounded = values.to(self.dtype)
-        return rounded if values.is_cuda else rounded.float()
+        return rounded if values.is_cuda else values.copy_(rounded)
 
     def multiply(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         """left @ right in fp32, into `out` if given."""

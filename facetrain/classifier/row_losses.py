@@ -1,12 +1,15 @@
 """The loss of a row from the cosines of all classes, in the parts that cut classes allow.
 
-A row's loss is made of one term per class. Each rank adds up the terms of its classes (`terms_`),
-ranks are summed, and `finish` makes losses and the factors that turn terms' derivatives into the
-loss's. Derivatives are by the cosine, up to a factor per row:
+Each rank adds up a term for each of its classes but the row's target (`terms_`), which the rank
+that has it adds apart (`target_terms`). Ranks are summed, and `finish` makes losses and the factors
+that turn terms' derivatives into the loss's. With others_n the sum over other classes:
 
-    softmax    loss = log sum_k exp(s c_k) - s c_y       d/dc_k = s (p_k - [k = y])
+    softmax    loss = log(1 + others / exp(s c_y)), others = sum_{k != y} exp(s c_k)
+               d/dc_k = s exp(s c_k) / sum              d/dc_y = -s others / sum
     unified    loss = l sum_{k != y} softplus(s c_k - b) + softplus(b - s c_y)
                d/dc_k = s l sigmoid(s c_k - b)           d/dc_y = -s sigmoid(b - s c_y)
+
+The target apart from the others keeps digits where a row is learnt: p_y - 1 would lose them.
 
 Shapes: K classes of a tile, n rows of a chunk, m of them with their target on this rank.
 """
@@ -34,7 +37,7 @@ class RowResults:
         losses: [n].
         factors: what derivatives left by `terms_` are to be multiplied with, [n].
         target_derivatives: by the margin cosine of the target, over `factors`, [m].
-        bias: derivative of each row's loss by the margin's bias, [n]; None without one.
+        bias: derivative of each row's loss by the margin's threshold, [n]; None without one.
     """
 
     losses: Tensor
@@ -51,28 +54,25 @@ class RowLoss(Protocol):
 
     shift: float
     """What no logit is above."""
+    steepest: float
+    """Largest derivative of a term of another class by its cosine, over s."""
 
-    def terms_(self, cosines_kn: Tensor, shift: float | Tensor) -> Tensor:
-        """Terms of classes other than the targets (-inf there), summed: [2, n].
+    def terms_(self, cosines_kn: Tensor, shift: float | Tensor, totals: Tensor | None) -> None:
+        """Turn cosines, -inf at the targets, into derivatives of terms over the row's factor.
 
-        In place the cosines become the terms' derivatives, over the row's factor.
+        In place; the terms are added to `totals`, [2, n], if given.
         """
 
-    def target_terms(self, margin_cosines_m: Tensor, shift: float | Tensor) -> Tensor:
-        """What a row's target adds to its two sums, [2, m]; `shift` one for all or [m]."""
+    def target_terms(self, margin_cosines_m: Tensor) -> Tensor:
+        """What a row's target adds to its two totals, [2, m]."""
 
-    def lost_digits(self, totals: Tensor) -> bool:
-        """Whether sums over all ranks are to be made again, shifted by the rows' maxima."""
+    def lost_digits(self, totals: Tensor, shift: float | Tensor) -> bool:
+        """Whether totals over all ranks are to be made again, shifted by the rows' maxima."""
 
     def finish(
-        self, totals: Tensor, shift: float | Tensor, rows_m: Tensor, target_terms_m: Tensor
+        self, totals: Tensor, shift: float | Tensor, rows_m: Tensor, margin_cosines_m: Tensor
     ) -> RowResults:
-        """Results from sums over all ranks [2, n].
-
-        Args:
-            rows_m: rows of the chunk with their target on this rank, int64 [m].
-            target_terms_m: what `target_terms` gave for them, [2, m].
-        """
+        """Results from totals over all ranks [2, n]; `rows_m` have their target on this rank."""
 
 
 class Softmax:
@@ -83,31 +83,33 @@ class Softmax:
     made again with the true maxima.
     """
 
+    steepest = 1.0
+
     def __init__(self, scale: float, bound: float) -> None:
         self.shift = scale * bound
         self._scale = scale
 
-    def terms_(self, cosines_kn: Tensor, shift: float | Tensor) -> Tensor:
+    def terms_(self, cosines_kn: Tensor, shift: float | Tensor, totals: Tensor | None) -> None:
         exponentials = cosines_kn.mul_(self._scale).sub_(shift).exp_()
-        sums = exponentials.new_zeros((2, exponentials.shape[1]))
-        torch.sum(exponentials, 0, out=sums[0])
-        return sums
+        if totals is not None:
+            totals[0] += exponentials.sum(0)
 
-    def target_terms(self, margin_cosines_m: Tensor, shift: float | Tensor) -> Tensor:
+    def target_terms(self, margin_cosines_m: Tensor) -> Tensor:
         logits = self._scale * margin_cosines_m
-        return torch.stack([(logits - shift).exp(), logits])
+        return torch.stack([torch.zeros_like(logits), logits])
 
-    def lost_digits(self, totals: Tensor) -> bool:
-        return bool((totals[0] < _SMALLEST_SUM).any())
+    def lost_digits(self, totals: Tensor, shift: float | Tensor) -> bool:
+        others, target_logits = totals
+        return bool((others + (target_logits - shift).exp() < _SMALLEST_SUM).any())
 
     def finish(
-        self, totals: Tensor, shift: float | Tensor, rows_m: Tensor, target_terms_m: Tensor
+        self, totals: Tensor, shift: float | Tensor, rows_m: Tensor, margin_cosines_m: Tensor
     ) -> RowResults:
-        sums, target_logits = totals
+        others, target_logits = totals
         return RowResults(
-            losses=sums.log() + shift - target_logits,
-            factors=self._scale / sums,
-            target_derivatives=target_terms_m[0] - sums[rows_m],
+            losses=functional.softplus(others.log() + shift - target_logits),
+            factors=self._scale / (others + (target_logits - shift).exp()),
+            target_derivatives=-others[rows_m],
         )
 
 
@@ -115,46 +117,46 @@ class UnifiedCrossEntropy:
     """UniFace: every class against one learned threshold b. Zhou et al., ICCV 2023.
 
     Args:
-        bias: b, a tensor of one element.
+        threshold: b, a tensor of one element.
         others_weight: l, of the terms of other classes.
     """
 
     shift = 0.0
 
-    def __init__(self, scale: float, bias: Tensor, others_weight: float) -> None:
+    def __init__(self, scale: float, threshold: Tensor, others_weight: float) -> None:
+        self.steepest = others_weight
         self._scale = scale
-        self._bias = bias.detach()
+        self._threshold = threshold.detach().clone()
         self._others_weight = others_weight
 
-    def terms_(self, cosines_kn: Tensor, shift: float | Tensor) -> Tensor:
-        logits = cosines_kn.mul_(self._scale).sub_(self._bias)
-        losses = functional.softplus(logits).sum(0).mul_(self._others_weight)
-        return torch.stack([losses, logits.sigmoid_().mul_(self._others_weight).sum(0)])
+    def terms_(self, cosines_kn: Tensor, shift: float | Tensor, totals: Tensor | None) -> None:
+        logits = cosines_kn.mul_(self._scale).sub_(self._threshold)
+        if totals is not None:
+            totals[0] += functional.softplus(logits).sum(0).mul_(self._others_weight)
+        slopes = logits.sigmoid_().mul_(self._others_weight)
+        if totals is not None:
+            totals[1] += slopes.sum(0)
 
-    def target_terms(self, margin_cosines_m: Tensor, shift: float | Tensor) -> Tensor:
-        missing = self._bias - self._scale * margin_cosines_m
+    def target_terms(self, margin_cosines_m: Tensor) -> Tensor:
+        missing = self._threshold - self._scale * margin_cosines_m
         return torch.stack([functional.softplus(missing), -missing.sigmoid()])
 
-    def lost_digits(self, totals: Tensor) -> bool:
+    def lost_digits(self, totals: Tensor, shift: float | Tensor) -> bool:
         return False
 
     def finish(
-        self, totals: Tensor, shift: float | Tensor, rows_m: Tensor, target_terms_m: Tensor
+        self, totals: Tensor, shift: float | Tensor, rows_m: Tensor, margin_cosines_m: Tensor
     ) -> RowResults:
         losses, slopes = totals
         return RowResults(
             losses=losses,
             factors=torch.full_like(losses, self._scale),
-            target_derivatives=target_terms_m[1],
+            target_derivatives=self.target_terms(margin_cosines_m)[1],
             bias=-slopes,
         )
 
 
 def row_loss_for(margin: Margin, scale: float) -> RowLoss:
     """The loss that the margin belongs to."""
-    if margin.unified:
-        bias, others_weight = margin.bias, margin.others_weight
-        assert isinstance(bias, Tensor)
-        assert isinstance(others_weight, float)
-        return UnifiedCrossEntropy(scale, bias, others_weight)
-    return Softmax(scale, margin.bound)
+    unified = margin.unified()
+    return Softmax(scale, margin.bound) if unified is None else UnifiedCrossEntropy(scale, *unified)

@@ -51,24 +51,41 @@ class Rows:
 
 @dataclass(frozen=True)
 class ChunkTargets:
-    """Targets of a chunk, m of them on this rank.
+    """Targets of a chunk, m of them on this rank, ordered by place.
 
     Attributes:
+        chunk: its rows of the global batch.
         rows_m: numbers in the chunk.
-        places_n: of all rows of the chunk, -1 elsewhere.
-        winners_n: the nearest center of the target class, uint8 [n]; None with one a class.
+        places_m: the class among those in use.
+        winners_m: the nearest center of the target class, uint8; None with one a class.
+        tile_classes: classes of a tile.
+        edges: targets before the first tile, the second, and so on.
     """
 
+    chunk: slice
     rows_m: Tensor
-    places_n: Tensor
+    places_m: Tensor
     margin_cosines_m: Tensor
     slopes_m: Tensor
     norm_slopes_m: Tensor | None
-    winners_n: Tensor | None
+    winners_m: Tensor | None
+    tile_classes: int
+    edges: list[int]
+
+    def put(self, tile: slice, tile_kn: Tensor, values: float | Tensor) -> None:
+        """Set the entries of the tile's targets, in place, to one value or one of each [m]."""
+        number = tile.start // self.tile_classes
+        inside = slice(*self.edges[number : number + 2])
+        if inside.start < inside.stop:
+            entries = (self.places_m[inside] - tile.start, self.rows_m[inside])
+            tile_kn[entries] = values[inside] if isinstance(values, Tensor) else values
 
 
 class RowTargets:
     """Margin cosines of the rows whose class is on this rank, and their slopes.
+
+    Args:
+        tile_classes: classes of a tile.
 
     Attributes:
         all_margin_cosines_n: of every row, where the margin shapes other classes.
@@ -81,11 +98,16 @@ class RowTargets:
         margin: Margin,
         options: HeadOptions,
         communicator: Communicator,
+        tile_classes: int,
+        *,
         training: bool,
+        with_slopes: bool,
     ) -> None:
         num_rows = len(rows.places_n)
         here = (rows.places_n >= 0).nonzero().squeeze(1)
-        cosines, winners = active.targets(rows.places_n[here], rows.unit_nd[here])
+        places, order = rows.places_n[here].sort(stable=True)
+        here = here[order]
+        cosines, winners = active.targets(places, rows.unit_nd[here])
         everywhere: Tensor | None = None
         if margin.shapes_others:
             everywhere = cosines.new_zeros(num_rows)
@@ -96,37 +118,46 @@ class RowTargets:
             margin.draw(num_rows)
 
         norms = None if rows.norms_n is None else rows.norms_n[here]
-        with torch.enable_grad():
-            inputs = [cosines.requires_grad_()]
-            if norms is not None:
-                inputs.append(norms.requires_grad_())
+        self._slopes = torch.ones_like(cosines)
+        self._norm_slopes: Tensor | None = None
+        if with_slopes and options.through_margin:
+            with torch.enable_grad():
+                inputs = [cosines.requires_grad_()]
+                if norms is not None:
+                    inputs.append(norms.requires_grad_())
+                shaped = margin(Targets(cosines, here, norms))
+                slopes = torch.autograd.grad(shaped.sum(), inputs, allow_unused=True)
+            self._slopes = slopes[0]
+            self._norm_slopes = None if norms is None else slopes[1]
+        else:
             shaped = margin(Targets(cosines, here, norms))
-            slopes = torch.autograd.grad(shaped.sum(), inputs, allow_unused=True)
         self.all_margin_cosines_n: Tensor | None = None
         if everywhere is not None:
             numbers = torch.arange(num_rows, device=here.device)
             self.all_margin_cosines_n = margin(Targets(everywhere, numbers, rows.norms_n)).detach()
         self._rows = here
-        self._places_n = rows.places_n
+        self._num_rows = num_rows
+        self._places = places
+        self._tile_classes = tile_classes
+        self._tile_starts = torch.arange(
+            0, active.num_classes + tile_classes, tile_classes, device=here.device
+        )
         self._margin_cosines = shaped.detach()
-        self._slopes = slopes[0] if options.through_margin else torch.ones_like(cosines)
-        self._norm_slopes: Tensor | None = None
-        if norms is not None and options.through_margin:
-            self._norm_slopes = slopes[1]
-        self._winners_n: Tensor | None = None
-        if winners is not None:
-            self._winners_n = torch.zeros(num_rows, dtype=torch.uint8, device=here.device)
-            self._winners_n[here] = winners.to(torch.uint8)
+        self._winners = None if winners is None else winners.to(torch.uint8)
 
     def of(self, chunk: slice) -> ChunkTargets:
         chosen: slice | Tensor = slice(None)
-        if chunk.stop - chunk.start < len(self._places_n):
+        if chunk.stop - chunk.start < self._num_rows:
             chosen = (self._rows >= chunk.start) & (self._rows < chunk.stop)
+        places_m = self._places[chosen]
         return ChunkTargets(
+            chunk=chunk,
             rows_m=self._rows[chosen] - chunk.start,
-            places_n=self._places_n[chunk],
+            places_m=places_m,
             margin_cosines_m=self._margin_cosines[chosen],
             slopes_m=self._slopes[chosen],
             norm_slopes_m=None if self._norm_slopes is None else self._norm_slopes[chosen],
-            winners_n=None if self._winners_n is None else self._winners_n[chunk],
+            winners_m=None if self._winners is None else self._winners[chosen],
+            tile_classes=self._tile_classes,
+            edges=torch.searchsorted(places_m, self._tile_starts).tolist(),
         )

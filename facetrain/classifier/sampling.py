@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 _BITS = 31
+_BLOCK = 2**18
+"""Classes hashed at a time: numbers of 8 bytes, of all classes, would take memory."""
 _MASK = 2**32 - 1
 
 
@@ -52,9 +54,12 @@ class ClassSampler:
         others = self._num_classes - num_positive
         wanted = self.rate * self._num_classes - num_positive
         share = max(0.0, wanted / others) if others else 0.0
-        classes = torch.arange(first, first + count, device=labels_n.device)
-        hashed = _hash(classes, self._seed, self.step)
-        return (positive | (hashed < round(share * 2**_BITS))).nonzero().squeeze(1)
+        limit = round(share * 2**_BITS)
+        for start in range(0, count, _BLOCK):
+            block = positive[start : start + _BLOCK]
+            classes = torch.arange(len(block), device=labels_n.device).add_(first + start)
+            block |= _hash(classes, self._seed, self.step) < limit
+        return positive.nonzero().squeeze(1)
 
 
 def _hash(numbers: Tensor, seed: int, step: int) -> Tensor:

@@ -17,10 +17,10 @@ and written over the memory's speed. Bytes beyond the resting state (centers, op
     one tile of t       t S (4 D g + b n h)             what is worked with of t classes
 
 n rows of a chunk, S centers a class; b bytes a logit: 4, and 1 more where S > 1. g = 2 for the
-gradient, and 2 more where classes are sampled (copies of centers and momentum). h = 1 in class
-tiles, and 1 more where S > 1. In 16-bit types both are 1.5 more. The gradient is
-whole where something other than the step itself needs it (accumulation, clipping, another
-optimizer), and with more than one chunk.
+gradient and its radial part, and copies of centers and optimizer state where classes are sampled.
+h = 1 in class tiles, 1 more where S > 1, and 1.5 more where the margin changes other classes. In
+16-bit types g is 1.5 more and h 0.5. The gradient must be whole where something other than the step
+itself needs it (accumulation, clipping, another optimizer); several chunks add up to one more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ import torch
 from facetrain.errors import FacetrainError
 
 SCHEDULES = ("row_chunks", "class_tiles")
-_CPU_TILE_BYTES = 4 * 2**20
+# On a CPU what fits its second-level cache, about; tiles of less pay more for calls than for work.
+_CPU_TILE_BYTES = 3 * 2**19
 _CUDA_TILE_BYTES = 256 * 2**20
 _MOST_CHUNKS = 4096
 
@@ -55,6 +56,8 @@ class Work:
         size: D.
         centers_per_class: S; there are K S centers.
         sampled: not all classes are in use.
+        state_rows: tensors of the optimizer's state that are as large as the centers.
+        shapes_others: the margin changes other classes' cosines.
         whole_gradient: the centers' gradient is needed whole.
         device_type: "cpu" or "cuda".
         product_dtype: of the matrix products.
@@ -65,6 +68,8 @@ class Work:
     size: int
     centers_per_class: int = 1
     sampled: bool = False
+    state_rows: int = 1
+    shapes_others: bool = False
     whole_gradient: bool = False
     device_type: str = "cpu"
     product_dtype: torch.dtype = torch.float32
@@ -161,20 +166,21 @@ def evaluate(work: Work, kind: str, chunk_rows: int, tile_classes: int = 0) -> S
     chunks = -(-work.num_rows // rows) or 1
     kept_row_bytes = work.logit_bytes * rows
     keeps = kind == "row_chunks"
-    rounded = 1.5 * (work.product_dtype != torch.float32)
-    center_copies = 2 + 2 * work.sampled + rounded
-    logit_copies = (not keeps) + (work.centers_per_class > 1) + rounded
+    rounds = work.product_dtype != torch.float32
+    center_copies = 2 + (1 + work.state_rows) * work.sampled + 1.5 * rounds
+    logit_copies = (not keeps) + (work.centers_per_class > 1) + 0.5 * rounds
+    logit_copies += 1.5 * work.shapes_others
     tile_row_bytes = center_copies * work.center_bytes
     tile_row_bytes += logit_copies * kept_row_bytes * work.centers_per_class
     tile_bytes = _CUDA_TILE_BYTES if work.device_type == "cuda" else _CPU_TILE_BYTES
     tile = tile_classes or max(1, int(tile_bytes // tile_row_bytes))
     tile = min(tile, max(1, work.num_classes))
-    whole_gradient = work.whole_gradient or chunks > 1
 
     transient = 3 * 4 * work.num_rows * work.size + tile * tile_row_bytes
     transient += 4 * work.num_classes * work.centers_per_class
     transient += work.num_classes * kept_row_bytes * keeps
-    transient += work.num_classes * work.center_bytes * whole_gradient
+    # Chunks add up to a gradient of their own, which then goes where earlier micro-batches' went.
+    transient += work.num_classes * work.center_bytes * (work.whole_gradient + (chunks > 1))
 
     speeds = speeds_of(work.device_type, work.product_dtype)
     num_centers = work.num_classes * work.centers_per_class
@@ -182,7 +188,7 @@ def evaluate(work: Work, kind: str, chunk_rows: int, tile_classes: int = 0) -> S
     # Centers are read for the sums and for the gradients; logits pass several times.
     moved = chunks * 2.0 * work.num_classes * work.center_bytes
     moved += (4.0 if keeps else 1.0) * work.num_rows * work.num_classes * work.logit_bytes
-    if whole_gradient:
+    if work.whole_gradient or chunks > 1:
         moved += 2.0 * chunks * work.num_classes * work.center_bytes
     seconds = (3 if keeps else 4) * product / speeds.operations_per_s
     seconds += moved / speeds.memory_bytes_per_s

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facetrain.classifier.center_gradient import PendingGradient
+from facetrain.classifier.center_gradient import CenterGradient
 from facetrain.classifier.center_optimizer import CenterOptimizer
-from facetrain.classifier.head_step import ShardedLoss, StepInputs
-from facetrain.classifier.margin_softmax import HeadOptions
+from facetrain.classifier.head_step import UNUSABLE, ShardedLoss, StepInputs
 from facetrain.classifier.products import Products
+from facetrain.classifier.row_targets import HeadOptions
 from facetrain.classifier.sampling import ClassSampler
 from facetrain.classifier.schedule import Schedule, ScheduleWish, Work, choose_schedule
 from facetrain.classifier.shards import fill_initial_rows
@@ -94,9 +94,9 @@ class ShardedClassifier(nn.Module):
         self.first_class = sum(self.class_counts[: communicator.rank])
         self.sampler = ClassSampler(sample_rate, num_classes, seed) if sample_rate < 1 else None
         self.products = Products(product_dtype)
-        self._wish = schedule or ScheduleWish()
+        self.schedule_wish = schedule or ScheduleWish()
         self._limit_bytes = limit_bytes
-        self.pending = PendingGradient()
+        self.gradient = CenterGradient()
 
         margin.initialise(num_classes, sample_rate)
         count = self.class_counts[communicator.rank] * sub_centers
@@ -128,17 +128,44 @@ class ShardedClassifier(nn.Module):
             num_rows: divisor; default N. With gradient accumulation, the rows of all micro-batches.
 
         Raises:
-            FacetrainError: a label is out of range; raised on every rank.
+            FacetrainError: a label is out of range, or shapes do not agree; on every rank.
         """
         if counts is None:
             counts = gather_counts(self.communicator, len(embeddings))
         counts = list(counts)
-        training = self.training and torch.is_grad_enabled()
-        inputs = StepInputs(labels, counts, num_rows or max(1, sum(counts)), training)
-        loss: Tensor = ShardedLoss.apply(
-            embeddings, self.centers, self, inputs, *self.margin.parameters()
+        problem = self._batch_problem(embeddings, labels, counts)
+        if problem is not None:
+            # The others are told through the labels: none is left waiting.
+            count = counts[self.communicator.rank]
+            embeddings = self.centers.new_zeros((count, self.centers.shape[1]))
+            labels = torch.full((count,), UNUSABLE, device=self.centers.device)
+        inputs = StepInputs(
+            labels,
+            counts,
+            num_rows or max(1, sum(counts)),
+            training=self.training and torch.is_grad_enabled(),
+            with_gradients=torch.is_grad_enabled(),
         )
+        try:
+            loss: Tensor = ShardedLoss.apply(
+                embeddings, self.centers, self, inputs, *self.margin.parameters()
+            )
+        except FacetrainError as error:
+            raise FacetrainError(problem) if problem is not None else error from None
         return loss
+
+    def _batch_problem(
+        self, embeddings: Tensor, labels: Tensor, counts: Sequence[int]
+    ) -> str | None:
+        """Why this rank's batch cannot be used, or None."""
+        rank, size = self.communicator.rank, self.centers.shape[1]
+        shapes = f"embeddings {list(embeddings.shape)}, labels {list(labels.shape)}"
+        wanted = f"[{counts[rank]}, {size}] and [{counts[rank]}]"
+        if embeddings.shape != (counts[rank], size) or labels.shape != (counts[rank],):
+            return f"rank {rank}'s batch: {shapes}; must be {wanted}"
+        if labels.dtype != torch.int64:
+            return f"rank {rank}'s batch: labels are {labels.dtype}; must be torch.int64"
+        return None
 
     def schedule(self, num_rows: int) -> Schedule:
         """The way through the logits of `num_rows` rows of all ranks; the same on every rank."""
@@ -151,25 +178,27 @@ class ShardedClassifier(nn.Module):
             size=self.centers.shape[1],
             centers_per_class=self.sub_centers,
             sampled=self.sampler is not None,
+            state_rows=0 if self.optimizer is None else self.optimizer.state_rows,
+            shapes_others=self.margin.shapes_others,
             whole_gradient=self.optimizer is None or not self.step_in_backward,
             device_type=self.centers.device.type,
             product_dtype=self.products.dtype,
         )
-        return choose_schedule(work, self._limit_bytes, self._wish)
+        return choose_schedule(work, self._limit_bytes, self.schedule_wish)
 
     # --- the step, where it is not part of the backward pass -------------------------------------
 
     def step(self) -> None:
-        """Step the centers by the gradients since the last step; nothing is left to do where
-        the backward pass has stepped them."""
-        merged = self.pending.merge()
-        if merged is not None and self.optimizer is not None:
-            self.optimizer.step(self.centers.detach(), *merged)
-        self.pending.clear()
+        """Step the centers by the gradients since the last step.
+
+        Nothing is left to do where the backward pass has stepped them.
+        """
+        if self.optimizer is not None:
+            self.gradient.step(self.centers.detach(), self.optimizer)
 
     def drop_gradient(self) -> None:
         """Forget the gradients since the last step."""
-        self.pending.clear()
+        self.gradient.clear()
 
     def clip_gradient(self, max_norm: float) -> float:
         """Scale the gradients since the last step to at most this L2 norm over all ranks.
@@ -177,15 +206,21 @@ class ShardedClassifier(nn.Module):
         One all-reduce of 8 bytes.
 
         Returns:
-            The norm before.
+            The norm before; not finite where a gradient is not.
+
+        Raises:
+            FacetrainError: centers are stepped in the backward pass, before they could be clipped.
         """
-        merged = self.pending.merge()
-        square = torch.zeros(1, dtype=torch.float64, device=self.communicator.device)
-        if merged is not None:
-            square += merged[1].double().square().sum()
+        if self.optimizer is None or self.step_in_backward:
+            raise FacetrainError(
+                "the head has no gradient to clip: give it an optimizer and step_in_backward=False"
+            )
+        square = torch.tensor(
+            [self.gradient.norm_square()], dtype=torch.float64, device=self.communicator.device
+        )
         norm = self.communicator.all_reduce(square).sqrt().item()
-        if merged is not None and norm > max_norm:
-            merged[1].mul_(max_norm / (norm + 1e-6))
+        if self.gradient.values is not None and norm > max_norm:
+            self.gradient.values.mul_(max_norm / (norm + 1e-6))
         return norm
 
     # --- state, whatever the world size ----------------------------------------------------------

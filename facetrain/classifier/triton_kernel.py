@@ -35,8 +35,8 @@ def tile_kernel(
     rows_bucket: tl.tensor,  # for the autotuner: how many rows, roughly
     scale: tl.tensor,
     threshold: tl.tensor,
-    limit: tl.tensor,
     HAS_THRESHOLD: tl.constexpr,  # noqa: N803 - triton's custom
+    TIMES_NORMS: tl.constexpr,  # noqa: N803 - finished terms are multiplied by inverse norms
     INTERPRETED: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
     BLOCK_N: tl.constexpr,  # noqa: N803
@@ -54,6 +54,7 @@ def tile_kernel(
         classes = block * BLOCK_K + tl.arange(0, BLOCK_K)
         class_inside = classes < num_classes
         class_starts = classes.to(tl.int64) * size
+        inverse_norm = tl.load(inverse_norms + classes, class_inside, other=0.0)
         cosines = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
         for start in tl.range(0, size, BLOCK_D):
             column = start + columns
@@ -68,14 +69,13 @@ def tile_kernel(
                 row_inside[None, :] & column_inside[:, None],
                 other=0.0,
             )
-            left = left.to(right.dtype)
+            # Of length 1 before it is rounded: fp16 has no room for short centers.
+            left = (left * inverse_norm[:, None]).to(right.dtype)
             if INTERPRETED:
                 # Its product takes bf16 for integers; in fp32 the numbers are the same.
                 left, right = left.to(tl.float32), right.to(tl.float32)
             # ieee: fp32 operands are not cut to TF32.
             cosines = tl.dot(left, right, cosines, input_precision="ieee")
-        inverse_norm = tl.load(inverse_norms + classes, class_inside, other=0.0)
-        cosines *= inverse_norm[:, None]
 
         is_target = classes[:, None] == place[None, :]
         counted = class_inside[:, None] & ~is_target
@@ -102,10 +102,8 @@ def tile_kernel(
                 factor = tl.load(factors + rows, row_inside, other=0.0)
                 terms = tl.where(is_target, target_value[None, :], terms)
                 terms *= factor[None, :]
-                terms *= inverse_norm[:, None]
-                # Not by minimum and maximum, which would turn NaN into a number.
-                terms = tl.where(terms > limit, limit, terms)
-                terms = tl.where(terms < -limit, -limit, terms)
+                if TIMES_NORMS:
+                    terms *= inverse_norm[:, None]
             tl.store(
                 out + classes.to(tl.int64)[:, None] * num_rows + rows[None, :],
                 terms.to(out.dtype.element_ty),

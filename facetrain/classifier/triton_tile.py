@@ -7,10 +7,10 @@ rule, c -> c (t + c) above the row's margin cosine, and count as 0 above a thres
 sums only, the kernel writes nothing of the tile to memory, so a tile may be all classes; asked for
 more, it writes each class's term once, with its slope, or finished:
 
-    (target's value, or term times slope) * factor_n * inverse norm_k
+    (target's value, or term times slope) * factor_n        (* inverse norm_k with fp32 features)
 
 Products are added up in fp32. fp32 operands are multiplied in full ("ieee", no TF32), so that the
-head's 1e-5 holds; 16-bit operands by tensor cores, fp32 centers being rounded on the way. Sums are
+head's 1e-5 holds; 16-bit operands by tensor cores, unit centers being rounded on the way. Sums are
 added in a fixed order, without atomics: the same bits each time for the same block sizes. These are
 chosen by measurement once per process, by shape (TRITON_CACHE_AUTOTUNING=1 keeps the choice).
 
@@ -63,12 +63,10 @@ class Finish:
     Attributes:
         factors_n: of each row, fp32 [n].
         target_values_n: in place of the target's term and slope, fp32 [n].
-        limit: largest absolute value written.
     """
 
     factors_n: Tensor
     target_values_n: Tensor
-    limit: float = float("inf")
 
 
 def tile_sums(
@@ -87,7 +85,7 @@ def tile_sums(
     """Row sums of the exponentials of all classes but the targets, fp32 [n].
 
     Args:
-        centers_kd: of any length; rounded to the features' type for the product.
+        centers_kd: of any length, fp32; made unit, then rounded to the features' type.
         features_nd: of length 1, fp32, bf16 or fp16.
         inverse_norms_k: of the centers, fp32.
         places_n: of each row's target in the tile; outside [0, k) where it is elsewhere, int64.
@@ -104,10 +102,9 @@ def tile_sums(
     assert out is None or (out.is_contiguous() and out.shape == (num_classes, num_rows))
     assert finish is None or out is not None
     t, margin_cosines = (None, None) if curriculum is None else curriculum
-    factors, target_values, limit = (None, None, 0.0)
+    factors, target_values = None, None
     if finish is not None:
         factors, target_values = finish.factors_n.contiguous(), finish.target_values_n.contiguous()
-        limit = finish.limit
     groups = min(_MOST_GROUPS, -(-num_classes // _CLASSES_OF_A_GROUP))
     partial_sums = features_nd.new_empty((groups, num_rows), dtype=torch.float32)
     if not isinstance(shift, Tensor):
@@ -136,8 +133,8 @@ def tile_sums(
             1 << (num_rows - 1).bit_length(),
             scale,
             0.0 if threshold is None else threshold,
-            limit,
             HAS_THRESHOLD=threshold is not None,
+            TIMES_NORMS=features_nd.dtype == torch.float32,
             INTERPRETED=_interpreted(),
             **launch_options,
         )

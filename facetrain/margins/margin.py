@@ -50,9 +50,6 @@ class Margin(nn.Module, ABC):
     """Needs lengths of embeddings, which may get a gradient; N more floats are sent each way."""
     shapes_others: ClassVar[bool] = False
     """Changes other classes' cosines too, for which every rank is sent all N target cosines."""
-    unified: ClassVar[bool] = False
-    """The loss is the unified cross-entropy with the learned `bias` and `others_weight` (UniFace),
-    not a softmax."""
 
     @property
     def bound(self) -> float:
@@ -94,6 +91,11 @@ class Margin(nn.Module, ABC):
             margin_cosines_n: what `forward` gives for each row's target.
         """
         raise NotImplementedError(f"{type(self).__name__} leaves other classes alone")
+
+    def unified(self) -> tuple[Tensor, float] | None:
+        """The learned threshold b, a parameter of one element, and the weight l of other classes,
+        where the loss is the unified cross-entropy (UniFace). None: it is the softmax."""
+        return None
 
     def penalty(self, norms: Tensor) -> Tensor | None:
         """Added to each row's loss, of the same shape; differentiable. None: nothing is."""

@@ -31,7 +31,6 @@ class UniFace(Margin):
     """
 
     ranges: ClassVar[Ranges] = {"value": (0.0, 1.0), "others_weight": (0.0, 1e3)}
-    unified = True
 
     def __init__(self, value: float = 0.4, others_weight: float = 1.0) -> None:
         super().__init__()
@@ -42,6 +41,9 @@ class UniFace(Margin):
 
     def initialise(self, num_classes: int, sample_rate: float) -> None:
         nn.init.constant_(self.bias, math.log(10.0 * num_classes * sample_rate))
+
+    def unified(self) -> tuple[Tensor, float]:
+        return self.bias, self.others_weight
 
     def forward(self, targets: Targets) -> Tensor:
         return targets.cosines - self.value

@@ -39,7 +39,8 @@ def test_sums_and_terms_equal_float64(
     features = functional.normalize(features).to(dtype)
     places = torch.randint(-k, 2 * k, (n,), generator=generator, device=gpu)
     inverse_norms = 1.0 / centers.norm(dim=1)
-    cosines = centers.to(dtype).double() @ features.double().T * inverse_norms.double()[:, None]
+    units = (centers * inverse_norms[:, None]).to(dtype)
+    cosines = units.double() @ features.double().T
     terms = (64.0 * cosines - 64.0).exp_()
     inside = ((places >= 0) & (places < k)).nonzero().squeeze(1)
     terms[places[inside], inside] = 0.0

@@ -20,8 +20,13 @@ def compile_kernel(capability: int, features: str, out: str | None, *, everythin
     config = CONFIGS["fp32" if features == "fp32" else "16-bit"][-1]
     signature = dict.fromkeys(tile_kernel.arg_names, "i32")
     signature |= dict.fromkeys(FP32, "*fp32") | {"features": f"*{features}", "places": "*i64"}
-    signature |= dict.fromkeys(("scale", "threshold", "limit"), "fp32")
-    constants = {"HAS_THRESHOLD": everything, "INTERPRETED": False, **config.kwargs}
+    signature |= dict.fromkeys(("scale", "threshold"), "fp32")
+    constants = {
+        "HAS_THRESHOLD": everything,
+        "TIMES_NORMS": features == "fp32",
+        "INTERPRETED": False,
+        **config.kwargs,
+    }
     if everything:
         signature |= dict.fromkeys(OPTIONAL, "*fp32") | {"out": f"*{out}"}
     else:

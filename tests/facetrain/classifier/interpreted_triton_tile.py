@@ -8,8 +8,9 @@ formula of the rounded operands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ class Tile:
         places[0] = k - 1
         margin_cosines = torch.rand(n, generator=generator) * 0.4 - 0.2
         inverse_norms = 1.0 / centers.norm(dim=1)
-        return cls(centers.to(dtype), features.to(dtype), inverse_norms, places, margin_cosines)
+        return cls(centers, features.to(dtype), inverse_norms, places, margin_cosines)
 
     def run(self, shift: float | torch.Tensor = SCALE, **options: Any) -> torch.Tensor:
         arguments = (self.centers, self.features, self.inverse_norms, self.places)
@@ -62,10 +63,11 @@ class Tile:
         terms = torch.zeros((len(self.centers), len(self.features)), dtype=torch.float64)
         slopes = torch.ones_like(terms)
         shifts = torch.as_tensor(shift).expand(len(self.features)).double()
-        cosines = self.centers.double() @ self.features.double().T
-        for k, inverse_norm in enumerate(self.inverse_norms.double()):
+        units = self.centers * self.inverse_norms[:, None]
+        cosines = units.to(self.features.dtype).double() @ self.features.double().T
+        for k in range(len(self.centers)):
             for n, margin_cosine in enumerate(self.margin_cosines.double()):
-                cosine = cosines[k, n] * inverse_norm
+                cosine = cosines[k, n]
                 if threshold is not None and cosine > threshold:
                     cosine, slopes[k, n] = 0.0 * cosine, 0.0
                 elif hardness is not None and cosine > margin_cosine:
@@ -94,17 +96,20 @@ def test_sums_and_terms_of_ragged_tiles(k: int, n: int, size: int, dtype: torch.
     terms, slopes = tile.expected()
     out = torch.full((k, n), torch.nan)
     sums = tile.run(out=out)
-    _close(sums, terms.sum(0))
-    _close(out, terms * slopes)
+    # The interpreter cuts bf16 off, 2**-8 at most, where rounding errs by 2**-9.
+    tolerance = math.expm1(SCALE * 1.5 * 2**-8) if dtype == torch.bfloat16 else TOLERANCE
+    _close(sums, terms.sum(0), tolerance)
+    _close(out, terms * slopes, tolerance)
     assert out[k - 1, 0] == 0
     torch.testing.assert_close(tile.run(), sums, rtol=0, atol=0)
 
 
-def test_fp32_centers_are_rounded_to_the_features_type() -> None:
+def test_the_length_of_centers_does_not_matter_in_fp16() -> None:
     tile = Tile.drawn(40, 9, 24, torch.float16)
-    centers = tile.centers.float() * (1 + 2**-13)  # rounded back
-    sums = tile_sums(centers, tile.features, tile.inverse_norms, tile.places, SCALE, SCALE)
-    torch.testing.assert_close(sums, tile.run(), rtol=0, atol=0)
+    short = replace(
+        tile, centers=tile.centers * 2.0**-24, inverse_norms=tile.inverse_norms * 2.0**24
+    )
+    torch.testing.assert_close(short.run(), tile.run(), rtol=0, atol=0)
 
 
 def test_each_row_has_its_own_shift() -> None:
@@ -149,17 +154,6 @@ def test_finished_derivatives(out_type: torch.dtype) -> None:
     _close(sums, tile.expected()[0].sum(0))
     # The interpreter cuts bf16 off instead of rounding it.
     _close(out, expected, TOLERANCE if out_type == torch.float32 else 2**-7)
-
-
-def test_derivatives_are_limited_but_stay_nan() -> None:
-    tile = Tile.drawn(40, 6, 24)
-    factors = torch.tensor([1e9, -1e9, 1.0, torch.nan, 1.0, 1.0])
-    out = torch.empty((40, 6))
-    tile.run(out=out, finish=Finish(factors, torch.ones(6), limit=10.0))
-    assert out[:, 0].max() == 10
-    assert out[:, 1].min() == -10
-    assert out[:, 3].isnan().all()
-    assert not out[:, [0, 1, 2, 4, 5]].isnan().any()
 
 
 def test_nan_features_give_nan_sums() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from typing import Any
 
@@ -137,6 +138,35 @@ def test_more_positives_than_the_sample_are_all_kept() -> None:
     head(_embeddings(12).requires_grad_(), labels).backward()
     moved = (before != head.centers.detach()).any(1).nonzero().squeeze(1)
     assert moved.tolist() == labels.tolist()
+
+
+def _with_a_batch_that_does_not_agree(communicator: Communicator, what: str) -> None:
+    head = _head(communicator, 10)
+    embeddings, labels = _embeddings(3), torch.tensor([1, 2, 3])
+    if communicator.rank == 1:
+        embeddings = embeddings[:, :4] if what == "size" else embeddings
+        labels = {"labels": labels[:2], "type": labels.int()}.get(what, labels)
+    counts = [3, 3] if what != "counts" else [3, 2]
+    head(embeddings, labels, counts=counts)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("size", r"embeddings \[3, 4\], labels \[3\]; must be \[3, 8\] and \[3\]"),
+        ("labels", r"embeddings \[3, 8\], labels \[2\]; must be \[3, 8\] and \[3\]"),
+        ("type", r"labels are torch.int32; must be torch.int64"),
+        ("counts", r"embeddings \[3, 8\], labels \[3\]; must be \[2, 8\] and \[2\]"),
+    ],
+)
+def test_a_batch_whose_parts_do_not_agree_is_an_error_on_every_rank(
+    what: str, message: str
+) -> None:
+    first, second = run_ranks(_with_a_batch_that_does_not_agree, 2, what)
+    assert isinstance(first, FacetrainError)
+    assert "rank 1's batch cannot be used" in first.args[0]
+    assert isinstance(second, FacetrainError)
+    assert re.search(message, second.args[0])
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 2**40])

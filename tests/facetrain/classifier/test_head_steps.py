@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from facetrain.classifier import CenterAdamW, CenterSGD, ScheduleWish, ShardedClassifier
+from facetrain.classifier.products import Products
 from facetrain.distributed import Communicator, SingleCommunicator, even_counts
 from facetrain.errors import FacetrainError
-from facetrain.margins import ArcFace, CosFace
+from facetrain.margins import ArcFace, build_margin
 from memopt.live_bytes import LiveBytes
 from tests.ranks import raise_first, run_ranks
 
@@ -21,7 +22,8 @@ def _head(communicator: Communicator | None = None, **options: Any) -> ShardedCl
     options.setdefault("optimizer", CenterSGD(0.1, 0.9, 5e-4))
     classes, size = options.pop("num_classes", CLASSES), options.pop("size", SIZE)
     communicator = communicator or SingleCommunicator()
-    return ShardedClassifier(classes, size, ArcFace(), communicator, scale=8.0, seed=3, **options)
+    margin = options.pop("margin", None) or ArcFace()
+    return ShardedClassifier(classes, size, margin, communicator, scale=8.0, seed=3, **options)
 
 
 def _batches(num_rows: int = 12, num_classes: int = CLASSES, size: int = SIZE) -> list[Any]:
@@ -129,16 +131,14 @@ def test_sampled_micro_batches_step_each_class_once_by_the_sum(world_size: int) 
 
 
 def _clipped(communicator: Communicator, max_norm: float) -> tuple[float, torch.Tensor]:
-    head = _head(communicator, step_in_backward=False)
     embeddings, labels = _batches()[0]
-    head(embeddings.requires_grad_(), labels, counts=even_counts(12, 1) * communicator.world_size)
+    embeddings.requires_grad_()
     head = _head(communicator, step_in_backward=False)
     loss = head(embeddings, labels, counts=[12] * communicator.world_size)
     loss.backward()
     norm = head.clip_gradient(max_norm)
-    merged = head.pending.merge()
-    assert merged is not None
-    return norm, merged[1]
+    assert head.gradient.values is not None
+    return norm, head.gradient.values
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -215,11 +215,101 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], message: str)
         _head(**options)
 
 
-def test_margins_learn_only_from_training_steps() -> None:
-    head = ShardedClassifier(10, SIZE, CosFace(), SingleCommunicator(), optimizer=CenterSGD(0.1))
-    before = head.centers.detach().clone()
-    embeddings, labels = _batches(6, 10)[0]
+@pytest.mark.parametrize("margin", ["adaface", "curricularface", "sphereface", "elasticface_arc"])
+def test_margins_and_centers_learn_only_from_training_steps(margin: str) -> None:
+    head = _head(margin=build_margin(margin), sample_rate=0.9)
+    assert head.sampler is not None
+    embeddings, labels = _batches()[0]
+    head(embeddings.requires_grad_(), labels).backward()
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    draws = head.sampler.step
     with torch.no_grad():
-        loss = head(embeddings, labels)
-    assert not loss.requires_grad
-    assert torch.equal(head.centers.detach(), before)
+        assert not head(embeddings, labels).requires_grad
+    with torch.inference_mode():
+        head(embeddings, labels)
+    head.eval()
+    loss = head(embeddings, labels)
+    loss.backward()
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert head.sampler.step == draws
+    head.train()
+    head(embeddings, labels).backward()
+    assert any(
+        not torch.equal(v, before[n]) for n, v in head.margin.state_dict(prefix="margin.").items()
+    )
+    assert not torch.equal(head.centers, before["centers"])
+
+
+@pytest.mark.parametrize("chunk_rows", [0, 5])
+def test_no_gradient_is_made_without_need(chunk_rows: int) -> None:
+    products = []
+
+    class Counted(Products):
+        def add_product(self, *arguments: Any, **options: Any) -> None:
+            products.append("feature gradient")
+            super().add_product(*arguments, **options)
+
+    head = _head(schedule=ScheduleWish("row_chunks", chunk_rows))
+    head.products = Counted(torch.float32)
+    embeddings, labels = _batches()[0]
+    with torch.no_grad(), LiveBytes():
+        head(embeddings, labels)
+    assert products == []
+    head(embeddings.requires_grad_(), labels).backward()
+    assert products
+
+
+@pytest.mark.parametrize("step_in_backward", [True, False])
+def test_centers_that_changed_before_the_backward_pass_are_an_error(step_in_backward: bool) -> None:
+    head = _head(step_in_backward=step_in_backward)
+    embeddings, labels = _batches()[0]
+    first, second = (head(embeddings.clone().requires_grad_(), labels) for _ in range(2))
+    if step_in_backward:
+        with pytest.raises(FacetrainError, match="differentiate each loss before the next call"):
+            (first + second).backward()
+    else:
+        (first + second).backward()
+        loss = head(embeddings.clone().requires_grad_(), labels)
+        head.step()
+        with pytest.raises(FacetrainError, match="differentiate each loss before the next call"):
+            loss.backward()
+
+
+def test_a_margin_that_learnt_before_the_backward_pass_is_an_error() -> None:
+    head = _head(margin=build_margin("curricularface"), step_in_backward=False)
+    embeddings, labels = _batches()[0]
+    losses = [head(embeddings.clone().requires_grad_(), labels) for _ in range(2)]
+    with pytest.raises(FacetrainError, match="differentiate each loss before the next call"):
+        losses[0].backward()
+
+
+def test_clipping_after_a_step_in_the_backward_pass_is_an_error() -> None:
+    with pytest.raises(FacetrainError, match="step_in_backward=False"):
+        _head().clip_gradient(1.0)
+
+
+@pytest.mark.parametrize("kind", ["row_chunks", "class_tiles"])
+def test_autocast_around_the_head_changes_nothing(kind: str) -> None:
+    embeddings, labels = _batches()[0]
+    found = []
+    for enabled in (False, True):
+        head = _head(schedule=ScheduleWish(kind))
+        leaf = embeddings.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = head(leaf, labels)
+            loss.backward()
+        found.append((loss.detach(), leaf.grad, head.centers.detach()))
+    for plain, under_autocast in zip(*found, strict=True):
+        assert torch.equal(plain, under_autocast)
+
+
+def test_embeddings_of_sixteen_bits_get_gradients_of_sixteen_bits() -> None:
+    head = _head()
+    embeddings, labels = _batches()[0]
+    leaf = embeddings.bfloat16().requires_grad_()
+    loss = head(leaf, labels)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert leaf.grad is not None
+    assert leaf.grad.dtype == torch.bfloat16

@@ -13,7 +13,6 @@ from facetrain.distributed import (
     SingleCommunicator,
     even_counts,
 )
-from facetrain.errors import FacetrainError
 from facetrain.margins import build_margin
 from tests.ranks import raise_first, run_ranks
 
@@ -215,33 +214,70 @@ def test_a_step_sends_what_the_docs_say_whatever_the_number_of_classes(
         }
 
 
-def test_no_gradients_are_made_without_need() -> None:
-    head = _head(SingleCommunicator(), 10)
-    embeddings, labels = _batch(4, 10)
-    with torch.no_grad():
-        loss = head(embeddings, labels)
-    assert not loss.requires_grad
-    assert loss.item() == pytest.approx(head(embeddings, labels).item())
-
-
-def _with_wrong_label(communicator: Communicator) -> None:
-    head = _head(communicator, 10)
-    labels = torch.tensor([1, 2, 10 if communicator.rank == 1 else 3])
-    head(torch.randn(3, SIZE), labels)
-
-
-def test_label_out_of_range_is_the_same_error_on_every_rank() -> None:
-    for result in run_ranks(_with_wrong_label, 2):
-        assert isinstance(result, FacetrainError)
-        assert "label 10 in row 2 of rank 1's batch" in result.args[0]
-
-
-def test_bf16_products_stay_within_their_rounding() -> None:
-    embeddings, labels = _batch(12, 10)
-    exact = _head(SingleCommunicator(), 10, scale=8.0)
-    rounded = _head(SingleCommunicator(), 10, scale=8.0, product_dtype=torch.bfloat16)
-    # Cosines carry bf16's 2**-9 relative rounding of both factors, times s.
-    tolerance = 8.0 * 2 * 2**-9
-    assert rounded(embeddings, labels).item() == pytest.approx(
-        exact(embeddings, labels).item(), abs=tolerance
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("num_rows", "chunk_rows", "shrink", "factor"),
+    [
+        (64, 0, 1.0, 1.0),
+        (64, 20, 1.0, 1.0),
+        (2, 0, 1.0, 1.0),
+        (64, 0, 1e-2, 1.0),
+        (64, 0, 1, 2.0**16),
+    ],
+)
+@pytest.mark.parametrize("kind", ["row_chunks", "class_tiles"])
+def test_sixteen_bit_products_stay_within_their_rounding(
+    kind: str, num_rows: int, chunk_rows: int, shrink: float, factor: float, dtype: torch.dtype
+) -> None:
+    classes, scale = 50, 64.0
+    embeddings, labels = _batch(num_rows, classes)
+    head = _head(
+        SingleCommunicator(),
+        classes,
+        scale=scale,
+        product_dtype=dtype,
+        schedule=ScheduleWish(kind, chunk_rows),
     )
+    with torch.no_grad():
+        head.centers.mul_(shrink)
+    expected = _dense(embeddings, labels, head.centers.detach(), "cosface", scale)
+    leaf = embeddings.clone().requires_grad_()
+    loss = head(leaf, labels)
+    (loss * factor).backward()
+    assert leaf.grad is not None
+    assert head.centers.grad is not None
+    # A factor is rounded by half a unit: 2^-9 or 2^-12 of itself. A cosine of D terms of random
+    # signs errs by about sqrt(2 / D) of that, a logit by s times as much, 4 deviations allowed; and
+    # a probability, the gradient's factor, by the logit's error, relatively.
+    unit = 2.0**-9 if dtype == torch.bfloat16 else 2.0**-12
+    logit_error = 4 * scale * unit * (2 / SIZE) ** 0.5
+    assert loss.item() == pytest.approx(expected[0], abs=logit_error)
+    for found, wanted in ((leaf.grad, expected[1]), (head.centers.grad, expected[2])):
+        error = (found.double() / factor - wanted).norm() / wanted.norm()
+        assert error < 2 * logit_error
+        assert error < 0.05 if dtype == torch.float16 else True
+
+
+def _learnt(communicator: Communicator) -> tuple[float, torch.Tensor]:
+    """Every row lies on its center, all centers are at right angles."""
+    head = _head(communicator, SIZE, scale=16.0)
+    with torch.no_grad():
+        head.centers.copy_(0.1 * torch.eye(SIZE)[slice(*head.row_range)])
+    labels = torch.arange(12)
+    leaf = torch.eye(SIZE)[:12].split([6, 6])[communicator.rank].clone().requires_grad_()
+    loss = head(leaf, labels.split([6, 6])[communicator.rank], counts=[6, 6])
+    loss.backward()
+    assert head.centers.grad is not None
+    return loss.item(), head.centers.grad
+
+
+def test_rows_that_are_learnt_keep_their_digits() -> None:
+    results = raise_first(run_ranks(_learnt, 2))
+    centers = torch.eye(SIZE)
+    expected = _dense(centers[:12].clone(), torch.arange(12), 0.1 * centers, "cosface", 16.0)
+    assert 0 < expected[0] < 1e-3
+    for loss, _ in results:
+        # s times the margin's rounding: 16 * 0.35 * 2**-24, in the exponent.
+        assert loss == pytest.approx(expected[0], rel=1e-5)
+    gradient = torch.cat([gradient for _, gradient in results])
+    assert (gradient - expected[2]).abs().max() < 1e-5 * expected[2].abs().max()

@@ -34,7 +34,7 @@ def eager_losses(
         slopes = margin.shape_others(values, shaped.detach())
         others = values.T + slopes.T * (cosines - cosines.detach())
     is_target = torch.nn.functional.one_hot(labels, centers.shape[0]).bool()
-    if margin.unified:
+    if margin.unified() is not None:
         softplus = torch.nn.functional.softplus
         negatives = softplus(scale * others - margin.bias, threshold=100)
         losses = softplus(margin.bias - scale * shaped, threshold=100)
