@@ -108,11 +108,13 @@ def room_beside_centers(
     rows = max(even_counts(num_classes, world_size)) * config.head.sub_centers
     needed = rows * (4 * size + optimizer.state_bytes_per_row(size))
     if needed > free_bytes:
+        adamw = config.optim.optimizer == "adamw"
+        smaller = "--optimizer sgd" if adamw else "--center-momentum bf16"
         raise FacetrainError(
             f"{num_classes:,} identities over {world_size} processes: centers of {size} dimensions "
             f"and their optimizer state take {format_bytes(needed)} a process, and "
             f"{format_bytes(free_bytes)} are free; use more processes on more memory, a smaller "
-            "--embedding-size, or --center-momentum bf16"
+            f"--embedding-size, or {smaller}"
         )
     return free_bytes - needed
 

@@ -92,6 +92,18 @@ FLAGS: dict[str, tuple[list[str], list[str]]] = {
     "batch too small": (["--micro-batches", "4"], ["--global-batch-size 6", "8 at least"]),
     "nothing to resume": (["--resume"], ["no checkpoint in", "without --resume"]),
     "far too many processes": (["--num-processes", "100000"], ["--num-processes 100000"]),
+    "head memory too small": (
+        ["--head-memory", "1KiB"],
+        ["--head-memory 1KiB: a step of 6 rows and 4 identities takes", "at least"],
+    ),
+    "no margin option": (
+        ["--margin-options", "nonsense"],
+        ["--margin-options nonsense: each must be NAME=NUMBER"],
+    ),
+    "option without effect": (
+        ["--center-momentum", "bf16", "--optimizer", "adamw"],
+        ["--center-momentum bf16: is for SGD"],
+    ),
     "no GPU": (["--device", "cuda"], ["--device cuda", "--device cpu"]),
 }
 
@@ -122,6 +134,15 @@ def test_bad_flags_are_named(
     error = _one_line_error(capsys)
     for text in expected:
         assert text in error
+
+
+def test_a_folder_without_initial_centers_is_named(
+    mini_lfw: MiniLfw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(mini_lfw.flags("--initial-centers", str(empty))) == 2
+    assert f"arcface head {empty}: no file of a head" in _one_line_error(capsys)
 
 
 def test_missing_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,30 @@ def test_two_processes_train_and_write_everything(mini_lfw: MiniLfw) -> None:
         )
         == 0
     )
+
+
+def test_a_head_of_many_options_trains_and_resumes(
+    mini_lfw: MiniLfw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--margin", "adaface", "--sample-rate", "0.5", "--sub-centers", "2"]
+    options += ["--optimizer", "adamw", "--lr", "0.1", "--head-schedule", "class_tiles"]
+    run = _run(mini_lfw.flags(*options, num_processes=2), mini_lfw.root)
+    assert run.returncode == 0, run.stderr
+    assert "class tiles of" in run.stdout
+    assert "50% of the identities take part" in run.stdout
+    folder = mini_lfw.root / "run"
+    losses = _losses(mini_lfw)
+    assert list(losses) == [1, 2, 3, 4]
+    # As if killed after the third step; goes on in this process.
+    (folder / "results.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
+    assert main(mini_lfw.flags(*options, "--resume")) == 0
+    assert "resumed from step 2 of 4" in capsys.readouterr().out
+    resumed = _losses(mini_lfw)
+    assert list(resumed) == list(losses)
+    assert (resumed[1], resumed[2]) == (losses[1], losses[2])
+    # One process's BatchNorm sees other parts of the batch.
+    assert resumed[3] == pytest.approx(losses[3], rel=0.2)
 
 
 def test_a_bad_image_is_said_once_for_all_processes(mini_lfw: MiniLfw) -> None:
