@@ -46,7 +46,8 @@ def build_head(
     optimizer = build_center_optimizer(config)
     # Ranks of one machine share its memory; on GPUs each has its own.
     sharing = world.local_world_size if communicator.device.type == "cpu" else 1
-    free_bytes = _least(communicator, free_memory_bytes(communicator.device) // sharing)
+    own_bytes = free_memory_bytes(communicator.device) // sharing
+    free_bytes = min(communicator.all_gather_object(own_bytes))
     room_bytes = room_beside_centers(
         config, num_classes, optimizer, communicator.world_size, free_bytes
     )
@@ -182,9 +183,3 @@ def load_initial_centers(head: ShardedClassifier, folder: Path) -> None:
     except OSError as error:
         problem = f"--initial-centers {folder}: cannot be read ({error.strerror or error})"
     raise_together(head.communicator, problem)
-
-
-def _least(communicator: Communicator, value: int) -> int:
-    """The smallest value of all ranks. One all-reduce of 8 bytes."""
-    negated = torch.tensor([-value], dtype=torch.int64, device=communicator.device)
-    return -int(communicator.all_reduce(negated, "max").item())

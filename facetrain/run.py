@@ -210,7 +210,7 @@ def plan_memory(
     if config.memory is None:
         return MemoryManager.fit(backbone, torch.empty(0), None, autocast_dtype=autocast_dtype)
     optim = config.optim
-    rows = -(-optim.global_batch_size // (optim.micro_batches * communicator.world_size))
+    rows = -(-optim.largest_micro_batch // communicator.world_size)
     size = backbone.image_size
     example = torch.zeros((rows, 3, size, size), device=communicator.device)
     example = example.contiguous(memory_format=torch.channels_last)
