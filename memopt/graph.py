@@ -165,24 +165,24 @@ def problems(graph: OpGraph) -> Sequence[str]:
             found.append(f"value {number} is of storage {value.storage}, which is not there")
     if found:
         return found
-    made_by = {v for operator in graph.operators for v in operator.makes}
+    made_later = {made for operator in graph.operators for made in operator.makes}
     current = {
         value.storage: number
         for number, value in enumerate(graph.values)
-        if value.version == 0 and number not in made_by
+        if value.version == 0 and number not in made_later
     }
     for number, operator in enumerate(graph.operators):
         what = f"operator {number} ({operator.name})"
-        for value in operator.reads:
-            if not 0 <= value < len(graph.values):
-                found.append(f"{what} reads value {value}, which is not there")
-            elif current.get(graph.values[value].storage) != value:
-                found.append(f"{what} reads value {value}, which is not made yet or overwritten")
-            elif graph.last_use[graph.values[value].storage] < number:
-                found.append(f"{what} reads value {value} after its last use")
-        for value in operator.makes:
-            if not 0 <= value < len(graph.values):
-                found.append(f"{what} makes value {value}, which is not there")
+        for read in operator.reads:
+            if not 0 <= read < len(graph.values):
+                found.append(f"{what} reads value {read}, which is not there")
+            elif current.get(graph.values[read].storage) != read:
+                found.append(f"{what} reads value {read}, which is not made yet or overwritten")
+            elif graph.last_use[graph.values[read].storage] < number:
+                found.append(f"{what} reads value {read} after its last use")
+        for made in operator.makes:
+            if not 0 <= made < len(graph.values):
+                found.append(f"{what} makes value {made}, which is not there")
                 continue
-            current[graph.values[value].storage] = value
+            current[graph.values[made].storage] = made
     return found
