@@ -146,7 +146,8 @@ def check_step(config: RunConfig, head: ShardedClassifier, room_bytes: int) -> N
 
 def describe_head(head: ShardedClassifier, num_rows: int) -> str:
     """One line for the log: how the logits of a step are worked through."""
-    text = f"head: {head.num_classes:,} identities, {head.schedule(num_rows).describe()}"
+    how = head.schedule(num_rows).describe()
+    text = f"head: {head.num_classes:,} identities, {head.margin}, {how}"
     if head.sampler is not None:
         text += f"; {head.sampler.rate:.0%} of the identities take part in a step"
     if head.optimizer is not None and head.step_in_backward:

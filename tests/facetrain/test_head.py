@@ -174,7 +174,7 @@ def test_what_the_head_does_is_said_in_one_line() -> None:
     head = HeadConfig(sample_rate=0.5, head_schedule="class_tiles", tile_classes=4)
     built = _build(replace(CONFIG, head=head))
     text = describe_head(built, 16)
-    assert "11 identities, class tiles of 4" in text
+    assert "11 identities, CosFace(value=0.35), class tiles of 4" in text
     assert "50% of the identities take part" in text
     whole = replace(CONFIG, head=HeadConfig(max_center_gradient_norm=1.0))
     built = _build(whole)

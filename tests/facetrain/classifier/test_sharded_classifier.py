@@ -183,10 +183,10 @@ def test_micro_batches_add_up_to_the_whole_batch() -> None:
 
 
 def _counted_step(
-    communicator: Communicator, num_classes: int, chunk_rows: int
+    communicator: Communicator, num_classes: int, schedule: ScheduleWish, margin: str = "cosface"
 ) -> tuple[dict[str, int], dict[str, int]]:
     counted = CountedCommunicator(communicator)
-    head = _head(counted, num_classes, schedule=ScheduleWish(chunk_rows=chunk_rows))
+    head = _head(counted, num_classes, schedule=schedule, margin=margin)
     embeddings, labels = _batch(8, num_classes)
     head(embeddings.requires_grad_(), labels, counts=[8] * communicator.world_size).backward()
     return dict(counted.calls), dict(counted.sent_bytes)
@@ -200,7 +200,7 @@ def test_a_step_sends_what_the_docs_say_whatever_the_number_of_classes(
     chunk_rows, rows = 5, 8 * world_size
     chunks = -(-rows // chunk_rows)
     for calls, sent_bytes in raise_first(
-        run_ranks(_counted_step, world_size, num_classes, chunk_rows)
+        run_ranks(_counted_step, world_size, num_classes, ScheduleWish(chunk_rows=chunk_rows))
     ):
         assert calls == {"all_gather": 2, "all_reduce": chunks, "reduce_scatter": 1}
         share = (world_size - 1) / world_size
@@ -212,6 +212,28 @@ def test_a_step_sends_what_the_docs_say_whatever_the_number_of_classes(
             ),
             "reduce_scatter": round(rows * SIZE * 4 * share),
         }
+
+
+@pytest.mark.parametrize(
+    ("margin", "all_reduces", "gathered_width", "scattered_width"),
+    [
+        ("cosface", 1, SIZE, SIZE),
+        ("curricularface", 2, SIZE, SIZE),
+        ("magface", 1, SIZE + 1, SIZE + 1),
+        ("uniface", 1, SIZE, SIZE),
+    ],
+)
+def test_class_tiles_and_other_margins_send_what_the_docs_say(
+    margin: str, all_reduces: int, gathered_width: int, scattered_width: int
+) -> None:
+    rows, share = 16, 0.5
+    schedule = ScheduleWish("class_tiles", tile_classes=7)
+    for calls, sent_bytes in raise_first(run_ranks(_counted_step, 2, 40, schedule, margin)):
+        assert calls == {"all_gather": 2, "all_reduce": all_reduces, "reduce_scatter": 1}
+        assert sent_bytes["all_gather"] == rows * gathered_width * 4 * share + rows * 8 * share
+        assert sent_bytes["reduce_scatter"] == rows * scattered_width * 4 * share
+        # 2 floats a row for the sums, 1 for the targets' cosines.
+        assert sent_bytes["all_reduce"] == (2 + (all_reduces - 1)) * rows * 4 * 2 * share
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
