@@ -150,8 +150,11 @@ class ShardedClassifier(nn.Module):
             loss: Tensor = ShardedLoss.apply(
                 embeddings, self.centers, self, inputs, *self.margin.parameters()
             )
-        except FacetrainError as error:
-            raise FacetrainError(problem) if problem is not None else error from None
+        except FacetrainError:
+            if problem is None:
+                raise
+        if problem is not None:
+            raise FacetrainError(problem)
         return loss
 
     def _batch_problem(
