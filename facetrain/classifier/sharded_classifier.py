@@ -168,6 +168,10 @@ class ShardedClassifier(nn.Module):
             return f"rank {rank}'s batch: {shapes}; must be {wanted}"
         if labels.dtype != torch.int64:
             return f"rank {rank}'s batch: labels are {labels.dtype}; must be torch.int64"
+        devices = {embeddings.device, labels.device}
+        if devices != {self.centers.device}:
+            found = " and ".join(sorted(map(str, devices)))
+            return f"rank {rank}'s batch is on {found}; must be on {self.centers.device}"
         return None
 
     def schedule(self, num_rows: int) -> Schedule:

@@ -145,7 +145,11 @@ def _with_a_batch_that_does_not_agree(communicator: Communicator, what: str) -> 
     embeddings, labels = _embeddings(3), torch.tensor([1, 2, 3])
     if communicator.rank == 1:
         embeddings = embeddings[:, :4] if what == "size" else embeddings
-        labels = {"labels": labels[:2], "type": labels.int()}.get(what, labels)
+        labels = {
+            "labels": labels[:2],
+            "type": labels.int(),
+            "device": labels.to("meta"),
+        }.get(what, labels)
     counts = [3, 3] if what != "counts" else [3, 2]
     head(embeddings, labels, counts=counts)
 
@@ -155,6 +159,7 @@ def _with_a_batch_that_does_not_agree(communicator: Communicator, what: str) -> 
     [
         ("size", r"embeddings \[3, 4\], labels \[3\]; must be \[3, 8\] and \[3\]"),
         ("labels", r"embeddings \[3, 8\], labels \[2\]; must be \[3, 8\] and \[3\]"),
+        ("device", r"rank 1's batch is on cpu and meta; must be on cpu"),
         ("type", r"labels are torch.int32; must be torch.int64"),
         ("counts", r"embeddings \[3, 8\], labels \[3\]; must be \[2, 8\] and \[2\]"),
     ],
