@@ -1,0 +1,176 @@
+"""Which values are dropped between which of their uses, and what that means.
+
+The life of a value is its making and its uses, in program order; a *gap* lies between two of them.
+A schedule names parts of gaps in which values are dropped. At the end of one, just before an
+operator, the value is recomputed: its maker runs again, and before it the makers of whatever it
+reads that is not there at that moment. All of one operator's recomputations run in program order;
+what they make on the way is dropped again as soon as none of them needs it, unless its own drop
+ends there: so a segment that is recomputed for its last value may keep all others.
+
+A value may be dropped when its storage is an activation written once, its maker may run again, and
+so may whatever the recomputation reaches; reading something that was overwritten rules it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memopt.graph import OpGraph, Replay, Role, first_made
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A part of a value's life in which the program does not read it.
+
+    Attributes:
+        value: its number.
+        start: operator that makes or reads it last before.
+        end: operator that reads it next, or an earlier one; what lies between is free of it.
+    """
+
+    value: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Gaps in which values are dropped."""
+
+    drops: frozenset[Gap] = frozenset()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What is recomputed before one operator.
+
+    Attributes:
+        operators: makers to run again, in program order.
+        cost_us: of all of them.
+        extra_bytes: the most that it takes beyond what is alive before the operator.
+        leaves: values read by it that are there already.
+    """
+
+    operators: tuple[int, ...]
+    cost_us: float
+    extra_bytes: int
+    leaves: frozenset[int]
+
+
+class Lives:
+    """Lives of a graph's values, and which may be dropped and recomputed.
+
+    Attributes:
+        maker: operator of each value; -1 for what is there from the start.
+        gaps: of each value that may be dropped, in order; the others have none.
+        size_bytes: of each value's storage.
+    """
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.maker = [-1 if made is None else made for made in graph.maker()]
+        self.size_bytes = [graph.storages[value.storage].size_bytes for value in graph.values]
+        self._first = [-1 if made is None else made for made in first_made(graph)]
+        uses: list[list[int]] = [[] for _ in graph.values]
+        for number, operator in enumerate(graph.operators):
+            for value in operator.reads:
+                uses[value].append(number)
+        versions = [0] * len(graph.storages)
+        for held in graph.values:
+            versions[held.storage] += 1
+        self._once = [versions[held.storage] == 1 for held in graph.values]
+        self._last = [
+            max([self.maker[number], *uses[number]], default=-1) for number in range(len(uses))
+        ]
+        self.gaps: list[tuple[Gap, ...]] = [
+            tuple(
+                Gap(number, start, end)
+                for start, end in zip([self.maker[number], *events], events, strict=False)
+                if end - start > 1
+            )
+            if self.may_drop(number)
+            else ()
+            for number, events in enumerate(uses)
+        ]
+
+    def last_use(self, value: int) -> int:
+        """Operator that reads the value last, or makes it if none does."""
+        return self._last[value]
+
+    def may_drop(self, value: int) -> bool:
+        """Whether the value is an activation that its maker can make again."""
+        graph, maker = self.graph, self.maker[value]
+        if maker < 0 or not self._once[value]:
+            return False
+        operator = graph.operators[maker]
+        return (
+            graph.storages[graph.values[value].storage].role is Role.ACTIVATION
+            and operator.replay is not Replay.NEVER
+            and all(self._once[read] for read in operator.reads)
+        )
+
+    def there(self, value: int, moment: int, dropped: Iterable[Gap]) -> bool:
+        """Whether a value exists just before operator `moment`, given its dropped gaps."""
+        storage = self.graph.values[value].storage
+        if self.graph.storages[storage].role is Role.RESTING:
+            return True
+        if not self._first[storage] < moment:
+            return False
+        if not self.may_drop(value):
+            return moment <= self.graph.last_use[storage]
+        if moment > self._last[value]:
+            return False
+        return not any(gap.start < moment <= gap.end for gap in dropped)
+
+    def chain(
+        self, moment: int, targets: Iterable[int], dropped: dict[int, set[Gap]]
+    ) -> Chain | None:
+        """What recomputes `targets` before operator `moment`; None where it cannot be done.
+
+        Args:
+            dropped: gaps by value.
+        """
+        graph = self.graph
+        wanted = set(targets)
+        needed, leaves, open_values = set(wanted), set(), list(wanted)
+        while open_values:
+            operator = graph.operators[self.maker[open_values.pop()]]
+            for read in operator.reads:
+                if read in needed:
+                    continue
+                if self.there(read, moment, dropped.get(read, ())):
+                    leaves.add(read)
+                    continue
+                if not self.may_drop(read) or self.maker[read] >= moment:
+                    return None
+                needed.add(read)
+                open_values.append(read)
+        operators = sorted({self.maker[value] for value in needed})
+        last_reader = {
+            read: number
+            for number in operators
+            for read in graph.operators[number].reads
+            if read in needed
+        }
+        held = most = 0
+        for number in operators:
+            operator = graph.operators[number]
+            made = sum(self.size_bytes[value] for value in operator.makes)
+            most = max(most, held + made + operator.workspace_bytes)
+            held += sum(
+                self.size_bytes[value]
+                for value in operator.makes
+                if value in wanted or last_reader.get(value, -1) > number
+            )
+            held -= sum(
+                self.size_bytes[read]
+                for read in operator.reads
+                if read in needed and read not in wanted and last_reader[read] == number
+            )
+        return Chain(
+            tuple(operators),
+            sum(graph.operators[number].cost_us for number in operators),
+            most,
+            frozenset(leaves),
+        )

@@ -1,0 +1,57 @@
+"""Small graphs for tests of planning: random ones, and chains."""
+
+from __future__ import annotations
+
+import random
+
+from memopt.graph import Operator, OpGraph, Replay, Role, Storage, Value
+
+
+def chain(length: int, size_bytes: int = 10, cost_us: float = 1.0) -> OpGraph:
+    """A network of `length` operators and its backward pass, which reads them in reverse."""
+    storages = [Storage(1, Role.RESTING), *[Storage(size_bytes)] * length]
+    operators = [Operator(f"f{n}", (n,), (n + 1,), cost_us) for n in range(length)]
+    last_use = [2 * length] * (length + 1)
+    gradient = None
+    for n in reversed(range(1, length + 1)):
+        storages.append(Storage(size_bytes))
+        reads = (n,) if gradient is None else (n, gradient)
+        made = len(storages) - 1
+        last_use[n] = len(operators)
+        if gradient is not None:
+            last_use[gradient] = len(operators)
+        last_use.append(2 * length)
+        operators.append(Operator(f"b{n}", reads, (made,), cost_us, Replay.NEVER, backward=True))
+        gradient = made
+    values = tuple(Value(number) for number in range(len(storages)))
+    return OpGraph(tuple(storages), values, tuple(operators), tuple(last_use))
+
+
+def random_graph(seed: int, num_operators: int = 12) -> OpGraph:
+    """Operators that read some earlier values and make one or two."""
+    draw = random.Random(seed)
+    storages = [Storage(draw.randint(1, 9), Role.RESTING) for _ in range(2)]
+    last_use = [num_operators] * 2
+    operators = []
+    for number in range(num_operators):
+        known = range(len(storages))
+        reads = tuple(sorted(draw.sample(known, min(len(storages), draw.randint(1, 3)))))
+        for read in reads:
+            last_use[read] = max(last_use[read], number)
+        made = []
+        for _ in range(draw.choice((1, 1, 2))):
+            role = Role.RESULT if draw.random() < 0.1 else Role.ACTIVATION
+            storages.append(Storage(draw.randint(1, 20), role))
+            last_use.append(number)
+            made.append(len(storages) - 1)
+        replay = Replay.NEVER if draw.random() < 0.1 else Replay.PURE
+        workspace = draw.choice((0, 0, 5))
+        cost_us = float(draw.randint(1, 9))
+        operators.append(
+            Operator(f"op{number}", reads, tuple(made), cost_us, replay, False, workspace)
+        )
+    for number, storage in enumerate(storages):
+        if storage.role is Role.RESULT:
+            last_use[number] = num_operators
+    values = tuple(Value(number) for number in range(len(storages)))
+    return OpGraph(tuple(storages), values, tuple(operators), tuple(last_use))

@@ -1,0 +1,165 @@
+"""The simulator against an executor that holds symbols in a dictionary and counts them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from memopt.errors import MemoptError
+from memopt.graph import OpGraph, Role
+from memopt.schedule import Gap, Lives, Schedule
+from memopt.simulate import ScheduleState, simulate
+from tests.memopt.graphs import chain, random_graph
+
+
+def execute(graph: OpGraph, schedule: Schedule) -> tuple[int, float]:
+    """Peak bytes and recompute time, by running every operator on symbols.
+
+    A value's symbol names its maker and the symbols it read: a wrong recomputation gives another.
+    """
+    lives = Lives(graph)
+    plain: dict[int, object] = {}
+    for number, value in enumerate(graph.values):
+        if graph.storages[value.storage].role is Role.RESTING:
+            plain[number] = ("resting", number)
+    held = dict(plain)
+    peak, time_us = 0, 0.0
+
+    def count(values: dict[int, object]) -> int:
+        return sum(
+            lives.size_bytes[v]
+            for v in values
+            if graph.storages[graph.values[v].storage].role is not Role.RESTING
+        )
+
+    def run(number: int, memory: dict[int, object]) -> None:
+        nonlocal peak
+        operator = graph.operators[number]
+        inputs = tuple(memory[read] for read in operator.reads)
+        # An operator run again makes all its outputs, also one that is still there.
+        twice = sum(lives.size_bytes[value] for value in operator.makes if value in memory)
+        for value in operator.makes:
+            memory[value] = (number, operator.makes.index(value), inputs)
+        peak = max(peak, count(memory) + twice + operator.workspace_bytes)
+
+    def dead(value: int, moment: int) -> bool:
+        if value in plain:
+            return False
+        if lives.may_drop(value):
+            return lives.last_use(value) <= moment
+        return graph.last_use[graph.values[value].storage] <= moment
+
+    def remake(moment: int, targets: list[int]) -> None:
+        nonlocal time_us
+        needed: list[int] = []
+
+        def need(value: int) -> None:
+            if value in held or value in needed:
+                return
+            for read in graph.operators[lives.maker[value]].reads:
+                need(read)
+            needed.append(value)
+
+        for target in targets:
+            need(target)
+        makers = sorted({lives.maker[value] for value in needed})
+        for place, number in enumerate(makers):
+            before = set(held)
+            run(number, held)
+            time_us += graph.operators[number].cost_us
+            for value in set(held) - before | set(graph.operators[number].reads):
+                later = any(value in graph.operators[m].reads for m in makers[place + 1 :])
+                if (value in needed or value not in before) and value not in targets and not later:
+                    held.pop(value)
+
+    for number, operator in enumerate(graph.operators):
+        targets = [gap.value for gap in schedule.drops if gap.end == number]
+        assert set(operator.reads) <= {*held, *targets}
+        if targets:
+            remake(number, targets)
+        run(number, held)
+        for value in [v for v in held if dead(v, number)]:
+            held.pop(value)
+        for gap in schedule.drops:
+            if gap.start == number:
+                held.pop(gap.value, None)
+    return peak, time_us
+
+
+def _all_gaps(graph: OpGraph) -> list[Gap]:
+    return [gap for gaps in Lives(graph).gaps for gap in gaps]
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_any_schedule_costs_what_running_it_counts(seed: int) -> None:
+    graph = random_graph(seed, num_operators=14)
+    draw = random.Random(seed)
+    state = ScheduleState(graph)
+    for gap in _all_gaps(graph):
+        if draw.random() < 0.5:
+            end = draw.choice((gap.end, draw.randint(gap.start + 2, gap.end)))
+            state.drop(Gap(gap.value, gap.start, end))
+    schedule = state.schedule()
+    peak, time_us = execute(graph, schedule)
+    memory = state.memory_bytes()
+    assert int(memory.max()) == peak
+    assert state.recompute_us == pytest.approx(time_us)
+    again = simulate(graph, schedule)
+    assert (again.memory_bytes == memory).all()
+    assert again.recompute_us == pytest.approx(time_us)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_taking_drops_back_restores_what_was(seed: int) -> None:
+    graph = random_graph(seed)
+    draw = random.Random(seed)
+    state = ScheduleState(graph)
+    gaps = _all_gaps(graph)
+    for _ in range(60):
+        gap = draw.choice(gaps) if gaps else None
+        if gap is not None:
+            (state.keep if state.is_dropped(gap) else state.drop)(gap)
+    fresh = simulate(graph, state.schedule())
+    assert (fresh.memory_bytes == state.memory_bytes()).all()
+    assert fresh.recompute_us == pytest.approx(state.recompute_us)
+    for gap in list(state.schedule().drops):
+        state.keep(gap)
+    if not state.schedule().drops:
+        assert (state.memory_bytes() == ScheduleState(graph).memory_bytes()).all()
+        assert state.recompute_us == pytest.approx(0.0)
+
+
+def test_a_chain_holds_one_value_where_all_are_dropped() -> None:
+    graph = chain(6)
+    gaps = _all_gaps(graph)
+    result = simulate(graph, Schedule(frozenset(gaps)))
+    # Before the backward operator of value n, operators 1 to n run again.
+    assert result.recompute_us == sum(range(1, 6))
+    assert simulate(graph, Schedule()).peak_bytes > result.peak_bytes
+
+
+def test_two_thousand_operators_deep_is_no_recursion() -> None:
+    graph = chain(2000)
+    state = ScheduleState(graph)
+    for gap in _all_gaps(graph)[-3:]:
+        assert state.drop(gap)
+    gaps = Lives(graph).gaps
+    state = ScheduleState(graph)
+    for value in range(2, 2000):
+        assert state.drop(gaps[value][0])
+        if value > 30:
+            break
+    assert state.recompute_us > 0
+
+
+def test_a_drop_that_cannot_be_made_good_is_an_error() -> None:
+    found = 0
+    for seed in range(200):
+        graph = random_graph(seed)
+        for gap in _all_gaps(graph):
+            if not ScheduleState(graph).drop(gap):
+                found += 1
+                with pytest.raises(MemoptError, match="cannot be recomputed before operator"):
+                    simulate(graph, Schedule(frozenset([gap])))
+    assert found
