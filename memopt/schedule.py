@@ -7,8 +7,9 @@ reads that is not there at that moment. All of one operator's recomputations run
 what they make on the way is dropped again as soon as none of them needs it, unless its own drop
 ends there: so a segment that is recomputed for its last value may keep all others.
 
-A value may be dropped when its storage is an activation written once, its maker may run again, and
-so may whatever the recomputation reaches; reading something that was overwritten rules it out.
+A value is one version of a storage: one that was written in place is recomputed from its base. It may
+be dropped when it is an activation and its maker may run again; a drop whose recomputation would
+need what can be neither found nor made again at its end is refused.
 """
 
 from __future__ import annotations
@@ -76,10 +77,19 @@ class Lives:
         for number, operator in enumerate(graph.operators):
             for value in operator.reads:
                 uses[value].append(number)
-        versions = [0] * len(graph.storages)
-        for held in graph.values:
-            versions[held.storage] += 1
-        self._once = [versions[held.storage] == 1 for held in graph.values]
+        # A version is there until the operator that writes the next one has read it.
+        self._overwritten = [len(graph.operators)] * len(graph.values)
+        current: dict[int, int] = {}
+        for number, operator in enumerate(graph.operators):
+            for value in operator.makes:
+                storage = graph.values[value].storage
+                if storage in current:
+                    self._overwritten[current[storage]] = number
+                current[storage] = value
+        for value, held in enumerate(graph.values):
+            # What is there from the start is overwritten by the first that writes its storage.
+            if self.maker[value] < 0 and self._first[held.storage] >= 0:
+                self._overwritten[value] = self._first[held.storage]
         self._last = [
             max([self.maker[number], *uses[number]], default=-1) for number in range(len(uses))
         ]
@@ -99,24 +109,21 @@ class Lives:
         return self._last[value]
 
     def may_drop(self, value: int) -> bool:
-        """Whether the value is an activation that its maker can make again."""
+        """Whether the value is an activation that its maker may make again."""
         graph, maker = self.graph, self.maker[value]
-        if maker < 0 or not self._once[value]:
-            return False
-        operator = graph.operators[maker]
         return (
-            graph.storages[graph.values[value].storage].role is Role.ACTIVATION
-            and operator.replay is not Replay.NEVER
-            and all(self._once[read] for read in operator.reads)
+            maker >= 0
+            and graph.storages[graph.values[value].storage].role is Role.ACTIVATION
+            and graph.operators[maker].replay is not Replay.NEVER
         )
 
     def there(self, value: int, moment: int, dropped: Iterable[Gap]) -> bool:
         """Whether a value exists just before operator `moment`, given its dropped gaps."""
+        if not self.maker[value] < moment <= self._overwritten[value]:
+            return False
         storage = self.graph.values[value].storage
         if self.graph.storages[storage].role is Role.RESTING:
             return True
-        if not self._first[storage] < moment:
-            return False
         if not self.may_drop(value):
             return moment <= self.graph.last_use[storage]
         if moment > self._last[value]:
@@ -156,7 +163,13 @@ class Lives:
         held = most = 0
         for number in operators:
             operator = graph.operators[number]
-            made = sum(self.size_bytes[value] for value in operator.makes)
+            # Written in place, over a version that was made again for it.
+            bases = {graph.values[read].storage for read in operator.reads if read in needed}
+            made = sum(
+                self.size_bytes[value]
+                for value in operator.makes
+                if graph.values[value].storage not in bases
+            )
             most = max(most, held + made + operator.workspace_bytes)
             held += sum(
                 self.size_bytes[value]

@@ -80,17 +80,18 @@ class ScheduleState:
         """Bytes alive while each operator runs; what may be dropped dies with its last use."""
         graph, lives = self.graph, self.lives
         change = np.zeros(len(graph.operators) + 1, dtype=np.int64)
-        droppable = {
-            graph.values[v].storage: v for v in range(len(graph.values)) if lives.may_drop(v)
-        }
+        held_to: dict[int, list[int]] = {}
+        for number, value in enumerate(graph.values):
+            last = lives.last_use(number) if lives.may_drop(number) else None
+            ends = held_to.setdefault(value.storage, [])
+            ends.append(graph.last_use[value.storage] if last is None else last)
         for storage, first in enumerate(first_made(graph)):
             what = graph.storages[storage]
             if first is None or what.role is Role.RESTING:
                 continue
-            value = droppable.get(storage)
-            last = graph.last_use[storage] if value is None else lives.last_use(value)
+            last = max(first, *held_to[storage])
             change[first] += what.size_bytes
-            change[min(max(first, last) + 1, len(change) - 1)] -= what.size_bytes
+            change[min(last + 1, len(change) - 1)] -= what.size_bytes
         return np.cumsum(change)[:-1]
 
     def schedule(self) -> Schedule:

@@ -27,31 +27,39 @@ def chain(length: int, size_bytes: int = 10, cost_us: float = 1.0) -> OpGraph:
     return OpGraph(tuple(storages), values, tuple(operators), tuple(last_use))
 
 
-def random_graph(seed: int, num_operators: int = 12) -> OpGraph:
-    """Operators that read some earlier values and make one or two."""
+def random_graph(seed: int, num_operators: int = 12, in_place: float = 0.15) -> OpGraph:
+    """Operators that read some current values and make one or two, or write over one they read."""
     draw = random.Random(seed)
     storages = [Storage(draw.randint(1, 9), Role.RESTING) for _ in range(2)]
+    values = [Value(0), Value(1)]
+    current = [0, 1]
     last_use = [num_operators] * 2
     operators = []
     for number in range(num_operators):
-        known = range(len(storages))
-        reads = tuple(sorted(draw.sample(known, min(len(storages), draw.randint(1, 3)))))
+        reads = tuple(sorted(draw.sample(current, min(len(current), draw.randint(1, 3)))))
         for read in reads:
-            last_use[read] = max(last_use[read], number)
+            storage = values[read].storage
+            last_use[storage] = max(last_use[storage], number)
         made = []
-        for _ in range(draw.choice((1, 1, 2))):
+        base = values[draw.choice(reads)]
+        if draw.random() < in_place and storages[base.storage].role is Role.ACTIVATION:
+            made.append(len(values))
+            current[current.index(values.index(base))] = len(values)
+            values.append(Value(base.storage, base.version + 1))
+        for _ in range(0 if made else draw.choice((1, 1, 2))):
             role = Role.RESULT if draw.random() < 0.1 else Role.ACTIVATION
+            made.append(len(values))
+            current.append(len(values))
+            values.append(Value(len(storages)))
             storages.append(Storage(draw.randint(1, 20), role))
             last_use.append(number)
-            made.append(len(storages) - 1)
         replay = Replay.NEVER if draw.random() < 0.1 else Replay.PURE
         workspace = draw.choice((0, 0, 5))
         cost_us = float(draw.randint(1, 9))
         operators.append(
             Operator(f"op{number}", reads, tuple(made), cost_us, replay, False, workspace)
         )
-    for number, storage in enumerate(storages):
-        if storage.role is Role.RESULT:
+    for number, storage_of in enumerate(storages):
+        if storage_of.role is Role.RESULT:
             last_use[number] = num_operators
-    values = tuple(Value(number) for number in range(len(storages)))
-    return OpGraph(tuple(storages), values, tuple(operators), tuple(last_use))
+    return OpGraph(tuple(storages), tuple(values), tuple(operators), tuple(last_use))

@@ -19,38 +19,42 @@ def execute(graph: OpGraph, schedule: Schedule) -> tuple[int, float]:
     A value's symbol names its maker and the symbols it read: a wrong recomputation gives another.
     """
     lives = Lives(graph)
-    plain: dict[int, object] = {}
-    for number, value in enumerate(graph.values):
-        if graph.storages[value.storage].role is Role.RESTING:
-            plain[number] = ("resting", number)
-    held = dict(plain)
+    storage_of = [value.storage for value in graph.values]
+    resting = {n for n, s in enumerate(graph.storages) if s.role is Role.RESTING}
+    symbols: dict[int, object] = {}
+    held: dict[int, object] = {
+        number: ("resting", number)
+        for number in range(len(graph.values))
+        if lives.maker[number] < 0
+    }
     peak, time_us = 0, 0.0
 
-    def count(values: dict[int, object]) -> int:
-        return sum(
-            lives.size_bytes[v]
-            for v in values
-            if graph.storages[graph.values[v].storage].role is not Role.RESTING
-        )
+    def count() -> int:
+        """Two versions of one storage are two copies, unless one was written over the other."""
+        return sum(lives.size_bytes[v] for v in held if storage_of[v] not in resting)
 
-    def run(number: int, memory: dict[int, object]) -> None:
+    def run(number: int) -> None:
         nonlocal peak
         operator = graph.operators[number]
-        inputs = tuple(memory[read] for read in operator.reads)
+        inputs = tuple(held[read] for read in operator.reads)
         # An operator run again makes all its outputs, also one that is still there.
-        twice = sum(lives.size_bytes[value] for value in operator.makes if value in memory)
+        twice = sum(lives.size_bytes[value] for value in operator.makes if value in held)
         for value in operator.makes:
-            memory[value] = (number, operator.makes.index(value), inputs)
-        peak = max(peak, count(memory) + twice + operator.workspace_bytes)
+            for read in operator.reads:
+                if storage_of[read] == storage_of[value]:
+                    held.pop(read)  # written over
+            held[value] = (number, operator.makes.index(value), inputs)
+            assert symbols.setdefault(value, held[value]) == held[value]
+        peak = max(peak, count() + twice + operator.workspace_bytes)
 
     def dead(value: int, moment: int) -> bool:
-        if value in plain:
+        if storage_of[value] in resting:
             return False
         if lives.may_drop(value):
             return lives.last_use(value) <= moment
-        return graph.last_use[graph.values[value].storage] <= moment
+        return graph.last_use[storage_of[value]] <= moment
 
-    def remake(moment: int, targets: list[int]) -> None:
+    def remake(targets: list[int]) -> None:
         nonlocal time_us
         needed: list[int] = []
 
@@ -66,9 +70,9 @@ def execute(graph: OpGraph, schedule: Schedule) -> tuple[int, float]:
         makers = sorted({lives.maker[value] for value in needed})
         for place, number in enumerate(makers):
             before = set(held)
-            run(number, held)
+            run(number)
             time_us += graph.operators[number].cost_us
-            for value in set(held) - before | set(graph.operators[number].reads):
+            for value in set(held) - before | set(graph.operators[number].reads) & set(held):
                 later = any(value in graph.operators[m].reads for m in makers[place + 1 :])
                 if (value in needed or value not in before) and value not in targets and not later:
                     held.pop(value)
@@ -77,8 +81,8 @@ def execute(graph: OpGraph, schedule: Schedule) -> tuple[int, float]:
         targets = [gap.value for gap in schedule.drops if gap.end == number]
         assert set(operator.reads) <= {*held, *targets}
         if targets:
-            remake(number, targets)
-        run(number, held)
+            remake(targets)
+        run(number)
         for value in [v for v in held if dead(v, number)]:
             held.pop(value)
         for gap in schedule.drops:
