@@ -19,7 +19,8 @@ from enum import Enum
 from typing import Protocol
 
 from memopt.arena import Allocator, Block, Side
-from memopt.graph import OpGraph, Replay, Role, first_made
+from memopt.evictable import evictable_values
+from memopt.graph import OpGraph, Role, first_made
 from memopt.policies.state import Policy, State
 
 
@@ -88,43 +89,6 @@ def replay(
         thrash_limit: ends it when recomputation takes more than this many plain iterations.
     """
     return _Run(graph, policy, arena, thrash_limit, observer).result()
-
-
-def evictable_values(graph: OpGraph) -> list[bool]:
-    """Of each value, whether it may be evicted at any time: it can be made again as long as needed.
-
-    Results stay. Others can be made again if their maker can be run again and whatever it reads is
-    there, or can be made again, until the value's own end; a value that could not (its maker is a
-    collective, say, or reads what is overwritten in the meantime) stays until the program drops it.
-    """
-    end = [graph.last_use[value.storage] for value in graph.values]
-    newest: dict[int, int] = {}
-    for number, value in enumerate(graph.values):
-        if value.version == 0:
-            newest[value.storage] = number
-    for number, operator in enumerate(graph.operators):
-        for made in operator.makes:
-            storage = graph.values[made].storage
-            if newest[storage] != made:
-                end[newest[storage]] = number
-                newest[storage] = made
-    available_until = list(end)
-    evictable = [False] * len(graph.values)
-    for operator in graph.operators:
-        remakable_until = min(
-            (available_until[read] for read in operator.reads), default=len(graph.operators)
-        )
-        if operator.replay is Replay.NEVER:
-            remakable_until = -1
-        for made in operator.makes:
-            kept_in = graph.storages[graph.values[made].storage]
-            available_until[made] = max(end[made], remakable_until)
-            evictable[made] = (
-                kept_in.role is Role.ACTIVATION
-                and kept_in.size_bytes > 0
-                and remakable_until >= end[made]
-            )
-    return evictable
 
 
 class _Stop(Exception):  # noqa: N818 (an outcome, not an error)

@@ -8,14 +8,14 @@ from memopt.errors import MemoptError
 from memopt.policies.coop import Coop
 from memopt.policies.dte import Dte
 from memopt.policies.dtr import Dtr
-from memopt.policies.dtr_eq import DtrEq
+from memopt.policies.dtr_eq import dtr_eq
 from memopt.policies.state import Policy, State
 
 __all__ = ["POLICIES", "Policy", "State", "find_policy"]
 
 POLICIES: dict[str, Callable[[State], Policy]] = {
     "dtr": Dtr,
-    "dtr_eq": DtrEq,
+    "dtr_eq": dtr_eq,
     "dte": Dte,
     "coop": Coop,
 }

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from memopt.arena import Side
-from memopt.policies.neighbourhood import ExactNeighbourhood
+from memopt.policies.neighbourhood import ExactNeighbourhood, Neighbourhood
 from memopt.policies.state import State
 
 
 class Dtr:
-    """The exact neighbourhood."""
+    """The score above, with the exact neighbourhood unless another is given."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, neighbourhood: Neighbourhood | None = None) -> None:
         self._state = state
-        self._neighbourhood = ExactNeighbourhood(state)
+        self._neighbourhood = neighbourhood or ExactNeighbourhood(state)
 
     def choose(self, needed_bytes: int) -> Sequence[int]:
         values = self._state.ordered_candidates()

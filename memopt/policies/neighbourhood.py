@@ -10,11 +10,22 @@ Two ways, both of Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memopt.policies.state import State
+
+
+class Neighbourhood(Protocol):
+    """Costs that follow what comes and goes."""
+
+    def costs_us(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Own cost of each value and that of its evicted neighbourhood, in microseconds."""
+
+    def residency_changed(self, value: int) -> None:
+        """A value's contents came or went."""
 
 
 class ExactNeighbourhood:

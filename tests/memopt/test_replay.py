@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from memopt.arena import Arena, CachingArena
-from memopt.graph import Operator, OpGraph, Replay, Role, Storage, Value
+from memopt.graph import Operator, OpGraph, Storage, Value
 from memopt.policies import POLICIES, Policy, State
-from memopt.replay import Outcome, evictable_values, replay
+from memopt.replay import Outcome, replay
 from tests.memopt.symbolic_memory import SymbolicMemory, random_graph
 
 MIB = 2**20
@@ -139,32 +139,6 @@ def test_in_place_recomputation_takes_over_the_block() -> None:
     memory.check_end(result)
     assert memory.runs == [0, 1, 2, 0, 1, 3]
     assert (result.recompute_us, result.num_evictions, result.peak_bytes) == (3.0, 1, 12)
-
-
-def test_what_cannot_be_made_again_stays() -> None:
-    graph = OpGraph(
-        storages=(
-            Storage(1, Role.RESTING),
-            *(Storage(1) for _ in range(5)),
-            Storage(1, Role.RESULT),
-        ),
-        values=(
-            *(Value(0), Value(1), Value(2), Value(3)),
-            *(Value(0, 1), Value(4), Value(5), Value(6)),
-        ),
-        operators=(
-            Operator("all_reduce", (0,), (1,), 1.0, Replay.NEVER),
-            Operator("from_weight", (0,), (2,), 1.0),  # outlives the weight's first contents
-            Operator("from_reduced", (1,), (3,), 1.0),  # the reduced value lives longer
-            Operator("step_", (0,), (4,), 1.0, Replay.NEVER),
-            Operator("from_stepped", (4,), (5,), 1.0),
-            Operator("from_pinned", (2,), (6,), 1.0),  # outlives what it was made from
-            Operator("end", (3, 1, 2, 5), (7,), 1.0),
-            Operator("last", (6, 7), (), 1.0),
-        ),
-        last_use=(8, 6, 6, 6, 6, 7, 8),
-    )
-    assert evictable_values(graph) == [False, False, False, True, False, True, False, False]
 
 
 @EVERY_POLICY
