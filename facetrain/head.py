@@ -39,8 +39,7 @@ def build_head(
         backbone_dtype: of the backbone's products; None = fp32.
 
     Raises:
-        FacetrainError: its centers or its step do not fit, or initial centers do not match; on
-            every rank.
+        FacetrainError: its centers or its step do not fit; on every rank.
     """
     head = config.head
     optimizer = build_center_optimizer(config)
@@ -73,8 +72,6 @@ def build_head(
         seed=config.seed,
     )
     check_step(config, built, room_bytes)
-    if head.initial_centers is not None and not config.resume:
-        load_initial_centers(built, head.initial_centers)
     return built
 
 
@@ -145,42 +142,58 @@ def check_step(config: RunConfig, head: ShardedClassifier, room_bytes: int) -> N
 
 
 def describe_head(head: ShardedClassifier, num_rows: int) -> str:
-    """One line for the log: how the logits of a step are worked through."""
-    how = head.schedule(num_rows).describe()
-    text = f"head: {head.num_classes:,} identities, {head.margin}, {how}"
+    """One line for the log: what the head computes, and how."""
+    schedule = head.schedule(num_rows)
+    parts = [f"head: {head.num_classes:,} identities, {head.margin}"]
+    if head.sub_centers > 1:
+        parts.append(f"{head.sub_centers} centers each")
+    if head.options.others_threshold is not None:
+        parts.append(f"other classes above cosine {head.options.others_threshold:g} left out")
     if head.sampler is not None:
-        text += f"; {head.sampler.rate:.0%} of the identities take part in a step"
-    if head.optimizer is not None and head.step_in_backward:
-        text += "; centers are stepped in the backward pass"
-    return text
+        parts.append(f"{head.sampler.rate:.0%} of the identities in a step")
+    if head.optimizer is not None:
+        when = ", stepped in the backward pass" if head.step_in_backward else ""
+        parts.append(f"centers by {head.optimizer.describe()}{when}")
+    if head.products.rounds:
+        parts.append(f"products in {str(head.products.dtype).removeprefix('torch.')}")
+    room = format_bytes(schedule.transient_bytes)
+    parts.append(f"{schedule.describe()}, {room} beyond centers and optimizer state")
+    return "; ".join(parts)
 
 
-def load_initial_centers(head: ShardedClassifier, folder: Path) -> None:
+def load_initial_centers(head: ShardedClassifier, folder: Path) -> str:
     """Take over centers, and momentum where it is there, from arcface_torch's per-rank files.
+
+    Returns:
+        What was taken over, for the log.
 
     Raises:
         FacetrainError: files that cannot be used, on every rank.
     """
-    problem = None
+    problem, taken = None, "centers"
     try:
         source = read_arcface_head(folder, head.num_classes)
         if source.embedding_size != head.centers.shape[1]:
             raise FacetrainError(
-                f"--initial-centers {folder}: centers of {source.embedding_size} dimensions; use "
-                f"--embedding-size {source.embedding_size}, or start without"
+                f"centers of {source.embedding_size} dimensions; use --embedding-size "
+                f"{source.embedding_size}, or start without"
             )
         rows = head.rows_state()
         first, end = head.row_range
+        with_momentum = source.has_momentum and "centers/momentum" in rows
+        taken += " and momentum" if with_momentum else ", no momentum"
         # A part at a time, lest they take their memory twice.
         for low in range(first, end, _CENTERS_AT_A_TIME):
             high = min(end, low + _CENTERS_AT_A_TIME)
             part = slice(low - first, high - first)
             rows["centers"][part] = source.rows(low, high)
-            momentum = source.momentum(low, high) if "centers/momentum" in rows else None
-            if momentum is not None:
+            if with_momentum:
+                momentum = source.momentum(low, high)
+                assert momentum is not None
                 rows["centers/momentum"][part] = momentum
     except FacetrainError as error:
-        problem = str(error)
+        problem = f"--initial-centers {folder}: {error}"
     except OSError as error:
         problem = f"--initial-centers {folder}: cannot be read ({error.strerror or error})"
     raise_together(head.communicator, problem)
+    return f"{taken} of {head.num_classes:,} identities taken over from {folder}"

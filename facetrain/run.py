@@ -30,11 +30,11 @@ from facetrain.embedder import (
     load_initial_weights,
     save_model,
 )
-from facetrain.errors import TrainingStopped
+from facetrain.errors import FacetrainError, TrainingStopped
 from facetrain.evaluation.baselines import PixelPca
 from facetrain.evaluation.task import EvaluationTask, SystemResult, embed_over_ranks
-from facetrain.head import build_head, describe_head
-from facetrain.memory import MemoryManager, parse_bytes, profile_backbone
+from facetrain.head import build_head, describe_head, load_initial_centers
+from facetrain.memory import MemoptError, MemoryManager, parse_bytes, profile_backbone
 from facetrain.optim import LrSchedule
 from facetrain.preflight import check_sizes, load_dataset
 from facetrain.preprocessing import Preprocessing
@@ -96,12 +96,16 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
             log.say(device_note)
         if first:
             write_atomically(folder / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
-        dataset = load_dataset(config, source, preprocessing, communicator, log)
+        # What may not fit, or not match, comes before what takes long.
         precision = choose_precision(config.precision, device)
-        # Before what takes long: it may not fit, or its initial centers not match.
         head = build_head(config, len(source.identities), precision, communicator, world)
         log.say(describe_head(head, config.optim.largest_micro_batch))
+        if config.head.initial_centers is not None and not run.resume_step:
+            log.say(load_initial_centers(head, config.head.initial_centers))
         backbone = build_initial_backbone(config, device)
+        memory = plan_memory(config, backbone, precision, communicator)
+        log.say(memory.report().describe())
+        dataset = load_dataset(config, source, preprocessing, communicator, log)
         model = TorchEmbedder(backbone, preprocessing, device, name=config.model.backbone)
         log.say(f"evaluation: {task.title}, {len(task.images):,} images")
         before = "untrained network" if config.model.initial_weights is None else "initial network"
@@ -112,8 +116,6 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
 
         schedule = LrSchedule.from_config(config.optim, len(dataset))
         log.say(schedule.describe(config.optim, len(dataset), communicator.world_size))
-        memory = plan_memory(config, backbone, precision, communicator)
-        log.say(memory.report().describe())
         trainer = Trainer(
             config,
             Components(
@@ -221,17 +223,22 @@ def plan_memory(
             backbone, example, autocast_dtype=autocast_dtype, accumulates=accumulates
         ),
     )
-    return MemoryManager.fit(
-        backbone,
-        example,
-        parse_bytes(config.memory),
-        autocast_dtype=autocast_dtype,
-        accumulates=accumulates,
-        profile=profile,
-        reserved_bytes=(
-            largest_bucket_bytes(backbone.parameters()) if communicator.world_size > 1 else 0
-        ),
-    )
+    try:
+        return MemoryManager.fit(
+            backbone,
+            example,
+            parse_bytes(config.memory),
+            autocast_dtype=autocast_dtype,
+            accumulates=accumulates,
+            profile=profile,
+            reserved_bytes=(
+                largest_bucket_bytes(backbone.parameters()) if communicator.world_size > 1 else 0
+            ),
+        )
+    except MemoptError as error:
+        raise FacetrainError(
+            f"--memory {config.memory}: {error}; --micro-batches cuts the batch"
+        ) from error
 
 
 def evaluate(

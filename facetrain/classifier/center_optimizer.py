@@ -15,10 +15,13 @@ Shapes: R rows of centers on this rank, k of them in one call, D embedding.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+
+from facetrain.errors import FacetrainError
 
 
 class CenterOptimizer(ABC):
@@ -30,9 +33,15 @@ class CenterOptimizer(ABC):
     """
 
     def __init__(self, lr: float, weight_decay: float) -> None:
+        _check("lr", lr, 0 <= lr < math.inf, "0 or more")
+        _check("weight_decay", weight_decay, 0 <= weight_decay < math.inf, "0 or more")
         self.lr = lr
         self.weight_decay = weight_decay
         self.state: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Name and settings, for a log."""
 
     @abstractmethod
     def attach(self, centers: Tensor) -> None:
@@ -95,8 +104,15 @@ class CenterSGD(CenterOptimizer):
         momentum_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(lr, weight_decay)
+        _check("momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
+        types = (torch.float32, torch.bfloat16)
+        _check("momentum_dtype", momentum_dtype, momentum_dtype in types, "float32 or bfloat16")
         self.momentum = momentum
         self.momentum_dtype = momentum_dtype
+
+    def describe(self) -> str:
+        rounded = " in bf16" if self.momentum_dtype == torch.bfloat16 else ""
+        return f"SGD, momentum {self.momentum:g}{rounded}"
 
     def attach(self, centers: Tensor) -> None:
         self.state = {}
@@ -140,8 +156,13 @@ class CenterAdamW(CenterOptimizer):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(lr, weight_decay)
+        _check("betas", betas, all(0 <= beta < 1 for beta in betas), "in [0, 1)")
+        _check("eps", eps, 0 < eps < math.inf, "above 0")
         self.betas = betas
         self.eps = eps
+
+    def describe(self) -> str:
+        return "AdamW"
 
     def attach(self, centers: Tensor) -> None:
         self.state = {
@@ -169,3 +190,8 @@ class CenterAdamW(CenterOptimizer):
         denominator = torch.div(second, corrections[1].float(), out=gradient).sqrt_().add_(self.eps)
         denominator.mul_(corrections[0].float())
         centers.addcdiv_(first, denominator, value=-self.lr)
+
+
+def _check(name: str, value: object, fine: bool, allowed: str) -> None:
+    if not fine:
+        raise FacetrainError(f"optimizer of the centers, {name} {value}: must be {allowed}")

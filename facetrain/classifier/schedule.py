@@ -111,11 +111,9 @@ class Schedule:
 
     def describe(self) -> str:
         """One line for a log."""
-        how = {
-            "row_chunks": f"row chunks of {self.chunk_rows:,}",
-            "class_tiles": f"class tiles of {self.tile_classes:,}, logits made twice",
-        }[self.kind]
-        return f"{how}; {self.transient_bytes / 2**20:,.1f} MiB beyond centers and optimizer state"
+        if self.keeps_logits:
+            return f"row chunks of {self.chunk_rows:,}"
+        return f"class tiles of {self.tile_classes:,} for {self.chunk_rows:,} rows, made twice"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ centers a class (consecutive rows).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,23 @@ class ShardedClassifier(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_arguments(num_classes, sub_centers, sample_rate, optimizer)
+        _check("num_classes", num_classes, num_classes >= 1, "at least 1")
+        _check("embedding_size", embedding_size, embedding_size >= 1, "at least 1")
+        _check("scale", scale, 0 < scale < math.inf, "above 0")
+        _check("sub_centers", sub_centers, 1 <= sub_centers <= 255, "from 1 to 255")
+        _check("sample_rate", sample_rate, 0 < sample_rate <= 1, "above 0 and at most 1")
+        threshold = others_threshold
+        _check("others_threshold", threshold, threshold is None or 0 < threshold <= 1, "in (0, 1]")
+        types = (torch.float32, torch.bfloat16, torch.float16)
+        _check("product_dtype", product_dtype, product_dtype in types, "fp32, bf16 or fp16")
+        for name, (low, high) in margin.ranges.items():
+            value = getattr(margin, name)
+            _check(f"margin's {name}", value, low <= value <= high, f"in [{low:g}, {high:g}]")
+        if sample_rate < 1 and optimizer is None:
+            raise FacetrainError(
+                f"sample_rate {sample_rate:g} without an optimizer of the centers: a dense one "
+                "would also move rows not in use; pass optimizer=CenterSGD(...) or CenterAdamW(...)"
+            )
         self.num_classes = num_classes
         self.sub_centers = sub_centers
         self.margin = margin.to(communicator.device)
@@ -254,7 +271,16 @@ class ShardedClassifier(nn.Module):
         return state
 
     def load_common_state(self, common: Mapping[str, Any]) -> None:
-        """Take over `common_state`; tensors of `rows_state` are live, and written into."""
+        """Take over `common_state`; tensors of `rows_state` are live, and written into.
+
+        Raises:
+            FacetrainError: the state of a head with another margin, or without sampling.
+        """
+        if missing := sorted(self.common_state().keys() - common.keys()):
+            raise FacetrainError(
+                f"state of another head: no {', '.join(missing)}; build this one with the same "
+                "margin and sample rate"
+            )
         margin = self.margin.state_dict()
         self.margin.load_state_dict({name: common[f"margin/{name}"] for name in margin})
         if self.sampler is not None:
@@ -268,17 +294,6 @@ class ShardedClassifier(nn.Module):
         )
 
 
-def _check_arguments(
-    num_classes: int, sub_centers: int, sample_rate: float, optimizer: CenterOptimizer | None
-) -> None:
-    if num_classes < 1:
-        raise FacetrainError(f"num_classes {num_classes}: must be at least 1")
-    if not 1 <= sub_centers <= 255:
-        raise FacetrainError(f"sub_centers {sub_centers}: must be from 1 to 255")
-    if not 0 < sample_rate <= 1:
-        raise FacetrainError(f"sample_rate {sample_rate:g}: must be above 0 and at most 1")
-    if sample_rate < 1 and optimizer is None:
-        raise FacetrainError(
-            f"sample_rate {sample_rate:g} without an optimizer of the centers: a dense one would "
-            "also move rows not in use; pass optimizer=CenterSGD(...) or CenterAdamW(...)"
-        )
+def _check(name: str, value: object, fine: bool, allowed: str) -> None:
+    if not fine:
+        raise FacetrainError(f"{name} {value}: must be {allowed}")

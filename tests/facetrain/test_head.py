@@ -19,6 +19,7 @@ from facetrain.head import (
     build_center_optimizer,
     build_head,
     describe_head,
+    load_initial_centers,
     room_beside_centers,
 )
 from facetrain.memory import parse_bytes
@@ -55,8 +56,10 @@ def _build(config: RunConfig) -> ShardedClassifier:
 
 
 def _loaded(communicator: Communicator, folder: Path) -> dict[str, torch.Tensor]:
-    config = replace(CONFIG, head=HeadConfig(initial_centers=folder))
-    return build_head(config, CLASSES, None, communicator, World()).rows_state()
+    head = build_head(CONFIG, CLASSES, None, communicator, World())
+    said = load_initial_centers(head, folder)
+    assert said == f"centers and momentum of 11 identities taken over from {folder}"
+    return head.rows_state()
 
 
 @pytest.mark.parametrize(("written", "read"), [(1, 2), (3, 1), (2, 3)])
@@ -72,11 +75,16 @@ def test_a_head_of_arcface_torch_is_cut_anew(written: int, read: int, tmp_path: 
 
 def test_a_head_of_arcface_torch_that_does_not_fit_is_named(tmp_path: Path) -> None:
     _write_arcface_head(tmp_path, 2)
-    config = replace(
-        CONFIG, model=ModelConfig(embedding_size=16), head=HeadConfig(initial_centers=tmp_path)
-    )
-    with pytest.raises(FacetrainError, match="use --embedding-size 8"):
-        _build(config)
+    head = _build(replace(CONFIG, model=ModelConfig(embedding_size=16)))
+    with pytest.raises(FacetrainError, match=r"--initial-centers .*: centers of 8 dimensions; use"):
+        load_initial_centers(head, tmp_path)
+
+
+def test_adamw_takes_over_centers_without_momentum(tmp_path: Path) -> None:
+    centers, _ = _write_arcface_head(tmp_path, 2)
+    head = _build(replace(CONFIG, optim=OptimConfig(optimizer="adamw")))
+    assert load_initial_centers(head, tmp_path).startswith("centers, no momentum of 11")
+    assert torch.equal(head.centers.detach(), centers)
 
 
 def test_initial_centers_are_copied_some_at_a_time(
@@ -87,10 +95,6 @@ def test_initial_centers_are_copied_some_at_a_time(
     rows = _loaded(SingleCommunicator(), tmp_path)
     assert torch.equal(rows["centers"], centers)
     assert torch.equal(rows["centers/momentum"], momentum)
-
-
-def test_a_resumed_run_reads_no_initial_centers(tmp_path: Path) -> None:
-    _build(replace(CONFIG, head=HeadConfig(initial_centers=tmp_path / "gone"), resume=True))
 
 
 def _loaded_where_a_disk_fails(communicator: Communicator, folder: Path) -> None:
@@ -174,8 +178,8 @@ def test_what_the_head_does_is_said_in_one_line() -> None:
     head = HeadConfig(sample_rate=0.5, head_schedule="class_tiles", tile_classes=4)
     built = _build(replace(CONFIG, head=head))
     text = describe_head(built, 16)
-    assert "11 identities, CosFace(value=0.35), class tiles of 4" in text
-    assert "50% of the identities take part" in text
+    assert text.startswith("head: 11 identities, CosFace(value=0.35); 50% of the identities")
+    assert "class tiles of 4 for 16 rows, made twice" in text
     whole = replace(CONFIG, head=HeadConfig(max_center_gradient_norm=1.0))
     built = _build(whole)
     assert "backward" not in describe_head(built, 16)

@@ -205,14 +205,43 @@ def test_frozen_embeddings_still_train_the_centers() -> None:
     [
         ({"num_classes": 0}, "num_classes 0: must be at least 1"),
         ({"sub_centers": 0}, "sub_centers 0: must be from 1 to 255"),
-        ({"sample_rate": 0.0}, "sample_rate 0: must be above 0"),
+        ({"sample_rate": 0.0}, "sample_rate 0.0: must be above 0"),
         ({"sample_rate": 1.5}, "sample_rate 1.5: must be above 0 and at most 1"),
         ({"sample_rate": 0.5, "optimizer": None}, "without an optimizer of the centers"),
+        ({"size": 0}, "embedding_size 0: must be at least 1"),
+        ({"others_threshold": -1.0}, r"others_threshold -1.0: must be in \(0, 1\]"),
+        ({"others_threshold": float("nan")}, r"others_threshold nan: must be in \(0, 1\]"),
+        ({"product_dtype": torch.int8}, "product_dtype torch.int8: must be fp32, bf16 or fp16"),
+        ({"margin": ArcFace(5.0)}, r"margin's value 5.0: must be in \[0, 1.5708\]"),
     ],
 )
 def test_arguments_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(FacetrainError, match=message):
         _head(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CenterSGD(float("nan")), "lr nan: must be 0 or more"),
+        (lambda: CenterSGD(-1.0), "lr -1.0: must be 0 or more"),
+        (lambda: CenterSGD(0.1, momentum=1.0), r"momentum 1.0: must be in \[0, 1\)"),
+        (lambda: CenterSGD(0.1, momentum_dtype=torch.int8), "must be float32 or bfloat16"),
+        (lambda: CenterAdamW(0.1, betas=(2.0, 3.0)), r"betas \(2.0, 3.0\): must be in"),
+    ],
+)
+def test_settings_of_an_optimizer_out_of_range_are_named(make: Any, message: str) -> None:
+    with pytest.raises(FacetrainError, match=message):
+        make()
+
+
+def test_the_state_of_another_head_is_refused() -> None:
+    state = _head(margin=build_margin("adaface"), sample_rate=0.5).common_state()
+    _head(margin=build_margin("adaface"), sample_rate=0.5).load_common_state(state)
+    with pytest.raises(FacetrainError, match="state of another head: no margin/t"):
+        _head(margin=build_margin("curricularface")).load_common_state(state)
+    with pytest.raises(FacetrainError, match="no sampler_step"):
+        _head(sample_rate=0.5).load_common_state({})
 
 
 @pytest.mark.parametrize("margin", ["adaface", "curricularface", "sphereface", "elasticface_arc"])
