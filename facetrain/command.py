@@ -78,6 +78,7 @@ def run_recipe(
             # A copied recipe so gets runs of its own.
             named = dataclasses.replace(flags.run, name=Path(script).stem)
             flags = dataclasses.replace(flags, run=named)  # type: ignore[type-var]
+        flags = for_its_margin(flags, arguments)
         flags.run.check()
         if not World.from_environment().launched and flags.run.num_processes > 1:
             return launch(
@@ -128,6 +129,25 @@ def parse_flags(flags_type: type[FlagsT], arguments: Sequence[str], prog: str) -
             del os.environ["COLUMNS"]
         else:
             os.environ["COLUMNS"] = columns
+
+
+def for_its_margin(flags: RecipeFlagsT, arguments: Sequence[str]) -> RecipeFlagsT:
+    """The flags, without values that the recipe chose for another margin than the one asked for.
+
+    What `arguments` themselves give stays; what is dropped becomes the paper's.
+    """
+    fields = {field.name: field for field in dataclasses.fields(flags)}  # type: ignore[arg-type]
+    factory = fields["run"].default_factory
+    head = flags.run.head
+    if factory is dataclasses.MISSING or factory().head.margin == head.margin:
+        return flags
+    typed = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    if "--margin-value" not in typed:
+        head = dataclasses.replace(head, margin_value=None)
+    if "--margin-options" not in typed:
+        head = dataclasses.replace(head, margin_options=())
+    run = dataclasses.replace(flags.run, head=head)
+    return dataclasses.replace(flags, run=run)  # type: ignore[type-var]
 
 
 def one_line_errors(run: Callable[[], int]) -> int:

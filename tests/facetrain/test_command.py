@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from facetrain.command import command_line, one_line_errors, run_recipe
+from facetrain.config import FlatRunConfig, HeadConfig, RunConfig
 from facetrain.distributed import PeerLostError
 from facetrain.errors import ConfigError, FacetrainError, TrainingStopped
 from facetrain.memory import MemoptError
@@ -163,3 +165,49 @@ def test_a_run_is_named_after_its_recipe_unless_told_otherwise(flags: list[str],
         lambda parsed: seen.append(parsed.run.name), recipe.Flags, "some/my_recipe.py", arguments
     )
     assert (code, seen) == (0, [name])
+
+
+def _head(recipe: str | type, *arguments: str) -> HeadConfig:
+    """The head that a recipe's `main` is given."""
+    seen: list[HeadConfig] = []
+    flags_type, needed = recipe, ["--num-processes", "1"]
+    if isinstance(recipe, str):
+        flags_type = importlib.import_module(f"facetrain_recipes.{recipe}").Flags
+        needed += ["--data", "d", "--protocols", "p"] if recipe == "lfw" else []
+    code = run_recipe(
+        lambda flags: seen.append(flags.run.head),
+        flags_type,  # type: ignore[arg-type]
+        "recipe.py",
+        [*needed, *arguments],
+    )
+    assert code == 0
+    return seen[0]
+
+
+@pytest.mark.parametrize("recipe", ["lfw", "quickstart"])
+def test_another_margin_does_not_get_the_value_of_the_recipes_own(recipe: str) -> None:
+    flags = importlib.import_module(f"facetrain_recipes.{recipe}").Flags
+    (own,) = (f.default_factory().head for f in dataclasses.fields(flags) if f.name == "run")
+    assert own.margin_value is not None
+    assert _head(recipe).margin_value == own.margin_value
+    assert _head(recipe, "--margin", own.margin).margin_value == own.margin_value
+    assert _head(recipe, "--margin", "arcface").margin_value is None
+    assert _head(recipe, "--margin=combined").margin_value is None
+    for given in (["--margin-value", "0.3"], ["--margin-value=0.3"], ["--margin_value", "0.3"]):
+        assert _head(recipe, "--margin", "arcface", *given).margin_value == 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class WithOptions:
+    run: FlatRunConfig = dataclasses.field(
+        default_factory=lambda: RunConfig(
+            head=HeadConfig(margin="combined", margin_options=("m2=0.3",))
+        )
+    )
+
+
+def test_another_margin_does_not_get_the_options_of_the_recipes_own() -> None:
+    assert _head(WithOptions).margin_options == ("m2=0.3",)
+    assert _head(WithOptions, "--margin", "arcface").margin_options == ()
+    given = _head(WithOptions, "--margin", "adaface", "--margin-options", "h=0.4")
+    assert given.margin_options == ("h=0.4",)
