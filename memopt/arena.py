@@ -228,7 +228,12 @@ class _Segment:
 
 
 class CachingArena:
-    """PyTorch's CUDA caching allocator with `capacity_bytes` of device memory (see above)."""
+    """PyTorch's CUDA caching allocator with `capacity_bytes` of device memory (see above).
+
+    Attributes:
+        reserved_bytes: sum of the segments.
+        num_given_back: segments given back to the device so far; each stops it for a moment.
+    """
 
     SMALLEST_BYTES = 512
     SMALL_BYTES = _MIB
@@ -241,6 +246,7 @@ class CachingArena:
         self.capacity_bytes = capacity_bytes
         self.requested_bytes = 0
         self.reserved_bytes = 0
+        self.num_given_back = 0
         self.high_water_bytes = 0
         self._used_bytes = 0
         self._free = {True: _FreeRuns(), False: _FreeRuns()}
@@ -316,6 +322,7 @@ class CachingArena:
             if whole.is_free and whole.size_bytes == segment.size_bytes:
                 self._free[segment.is_small].remove(whole)
                 del self._segment_of[whole]
+                self.num_given_back += 1
                 self.reserved_bytes -= segment.size_bytes
             else:
                 kept.append(segment)

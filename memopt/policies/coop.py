@@ -4,10 +4,13 @@ Evicts the run of neighbouring blocks that makes room for the request at the lea
 
     sum of (c + cost of the evicted neighbourhood) / s
 
-found by a window that slides over the addresses; what cannot be evicted breaks it. Values that are
-cheap for their bytes are made at the low end of memory and costly ones at the high end, so that
-cheap ones lie together. The paper sorts operators into the two kinds by hand; here one is cheap if
-its cost per byte made is at most that of all operators so far taken together.
+found by a window that slides over the addresses; what cannot be evicted breaks it. Where no window
+is long enough, the value of the least score goes: whole segments of a caching allocator can become
+room together though no window spans them.
+
+Values that are cheap for their bytes are made at the low end of memory and costly ones at the high
+end, so that cheap ones lie together. The paper sorts operators into the two kinds by hand; here one
+is cheap if its cost per byte made is at most that of all operators so far taken together.
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ class Coop:
                 if window_bytes >= needed_bytes and window_score < best_score:
                     best_score = window_score
                     best = [inside for _, _, inside in window if inside is not None]
+        if not best and score_of:
+            return (min(score_of, key=score_of.__getitem__),)
         return best
 
     def residency_changed(self, value: int) -> None:

@@ -157,6 +157,8 @@ def test_cached_segments_are_given_back_before_memory_is_out() -> None:
     assert block is not None
     assert arena.allocate(24 * MIB) is None
     arena.free(block)
+    assert arena.num_given_back == 0
     assert arena.allocate(24 * MIB) is not None
+    assert arena.num_given_back == 1
     assert arena.reserved_bytes == 24 * MIB
     assert arena.high_water_bytes == 24 * MIB
