@@ -7,9 +7,13 @@ ours and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 EXIT_BAD_INPUT = 2
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""Only writing fails so, also of a file that the system does not name."""
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
 
 
 class FacetrainError(ValueError):
@@ -43,13 +47,21 @@ def bad_input_errors() -> tuple[type[Exception], ...]:
 def bad_input_message(error: Exception) -> str | None:
     """The line that tells a user of `error`; None for a defect, which keeps its traceback.
 
-    What the system says of a named file is bad input too: the file is absent, forbidden, ...
+    What the system says of a named file is bad input too (it is absent, forbidden, ...), and so is
+    a disk that takes no more.
     """
     if isinstance(error, bad_input_errors()):
         return str(error)
-    if isinstance(error, OSError) and error.filename is not None:
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _NO_ROOM:
+        what = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+        return f"{what}; free space or choose another folder with --out"
+    if error.filename is None:
+        return None
+    if error.errno in _FORBIDDEN:
         return (
-            f"{error.filename}: {error.strerror}; check the path, its permissions and the free "
-            "space"
+            f"{error.filename}: {error.strerror}; change its permissions or, where it is to be "
+            "written, choose another folder with --out"
         )
-    return None
+    return f"{error.filename}: {error.strerror}; check the path"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 METRICS_FILE = "metrics.jsonl"
 SKIPPED_FILE = "skipped.jsonl"
+BOARD_FOLDER = "tensorboard"
 _PLAIN_LINE_EVERY_S = 10.0
 
 
@@ -35,15 +37,26 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
         self._metrics: TextIO | None = None
         self._board: SummaryWriter | None = None
         self._folder = folder
+        self._thread_hook = threading.excepthook
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
         for name in (METRICS_FILE, SKIPPED_FILE):
             _drop_after(folder / name, start_step)
         self._metrics = (folder / METRICS_FILE).open("a", encoding="utf-8")
+        try:
+            self._board = self._open_board(folder / BOARD_FOLDER, start_step)
+        except OSError:
+            self._metrics.close()
+            raise
+
+    def _open_board(self, folder: Path, start_step: int) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._board = SummaryWriter(folder / "tensorboard", purge_step=start_step + 1)
+        # Its thread hands an error to the next call here, which names it; Python would print it.
+        threading.excepthook = _quiet_board_thread(self._thread_hook)
+        with _naming(folder):
+            return SummaryWriter(folder, purge_step=start_step + 1)
 
     def say(self, text: str) -> None:
         """A line to the user."""
@@ -52,16 +65,19 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Keep the values of one step."""
         if self._metrics is not None:
-            print(json.dumps({"step": step, **values}), file=self._metrics, flush=True)
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+            with _naming(Path(self._metrics.name)):
+                print(json.dumps({"step": step, **values}), file=self._metrics, flush=True)
+        if self._board is not None and self._folder is not None:
+            with _naming(self._folder / BOARD_FOLDER):
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, step)
 
     def skipped(self, step: int, what: str, files: list[str]) -> None:
         """Keep what was left out at a step, and say so."""
         self.say(f"step {step}: {what}")
         if self._folder is not None:
-            with (self._folder / SKIPPED_FILE).open("a", encoding="utf-8") as file:
+            path = self._folder / SKIPPED_FILE
+            with _naming(path), path.open("a", encoding="utf-8") as file:
                 print(json.dumps({"step": step, "what": what, "files": files}), file=file)
 
     @contextlib.contextmanager
@@ -72,10 +88,15 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
             yield bar
 
     def __exit__(self, *exception: object) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-        if self._board is not None:
-            self._board.close()
+        try:
+            if self._metrics is not None:
+                with _naming(Path(self._metrics.name)):
+                    self._metrics.close()
+        finally:
+            if self._board is not None and self._folder is not None:
+                with _naming(self._folder / BOARD_FOLDER):
+                    self._board.close()
+                threading.excepthook = self._thread_hook
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
@@ -124,6 +145,30 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Records of a run's metrics.jsonl."""
     return _read_records(folder / METRICS_FILE)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name `path` in an error of the system that names no file: one of writing to an open file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def _quiet_board_thread(
+    hook: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], None]:
+    """`hook` for all threads' errors but the system's in a thread of TensorBoard."""
+
+    def quiet(args: threading.ExceptHookArgs) -> None:
+        of_board = type(args.thread).__module__.startswith("tensorboard.")
+        if not (of_board and isinstance(args.exc_value, OSError)):
+            hook(args)
+
+    return quiet
 
 
 def _drop_after(path: Path, step: int) -> None:

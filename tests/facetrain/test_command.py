@@ -53,8 +53,21 @@ def _raise(error: BaseException) -> Callable[[], int]:
         (MemoptError("1 MiB"), "error: 1 MiB"),
         (
             OSError(28, "No space left on device", "/out/model.pt"),
-            "error: /out/model.pt: No space left on device; check the path, its permissions and "
-            "the free space",
+            "error: /out/model.pt: No space left on device; free space or choose another folder "
+            "with --out",
+        ),
+        (
+            OSError(28, "No space left on device"),
+            "error: No space left on device; free space or choose another folder with --out",
+        ),
+        (
+            PermissionError(13, "Permission denied", "/out/model.pt"),
+            "error: /out/model.pt: Permission denied; change its permissions or, where it is to "
+            "be written, choose another folder with --out",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "a.jpg"),
+            "error: a.jpg: No such file or directory; check the path",
         ),
     ],
 )
@@ -73,7 +86,10 @@ def test_other_ends_have_codes_of_their_own(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "error: lost contact\n"
 
 
-@pytest.mark.parametrize("defect", [ValueError("ours"), KeyError("k"), OSError("nameless")])
+@pytest.mark.parametrize(
+    "defect",
+    [ValueError("ours"), KeyError("k"), OSError("nameless"), PermissionError(1, "no file's")],
+)
 def test_a_defect_keeps_its_traceback(defect: Exception) -> None:
     with pytest.raises(type(defect)) as raised:
         one_line_errors(_raise(defect))

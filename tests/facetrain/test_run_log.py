@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
+from facetrain.errors import bad_input_message
 from facetrain.run_log import RunLog, read_metrics
 
 
@@ -59,3 +62,44 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(
             progress.update(step + 1, "loss 1.0")
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["training 34/100 loss 1.0", "training 68/100 loss 1.0"]
+
+
+def _full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("method", ["write", "flush"])
+def test_a_board_on_a_full_disk_is_named_without_a_traceback(
+    method: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr(f"tensorboard.summary.writer.record_writer.RecordWriter.{method}", _full)
+    before = threading.excepthook
+
+    def run() -> None:
+        with RunLog(tmp_path, visible=False) as log:
+            # The thread that fails may do so after it was waited for.
+            for thread in threading.enumerate():
+                if type(thread).__module__.startswith("tensorboard."):
+                    thread.join(10)
+            log.metrics(1, {"loss": 1.0})
+
+    with pytest.raises(OSError, match="No space left") as raised:
+        run()
+    assert bad_input_message(raised.value) == (
+        f"{tmp_path / 'tensorboard'}: No space left on device; free space or choose another "
+        "folder with --out"
+    )
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(threading, "excepthook", before)
+
+
+def test_metrics_on_a_full_disk_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunLog(tmp_path, visible=False) as log:
+        monkeypatch.setattr("facetrain.run_log.print", _full, raising=False)
+        with pytest.raises(OSError, match="No space left") as raised:
+            log.metrics(1, {"loss": 1.0})
+    assert raised.value.filename == str(tmp_path / "metrics.jsonl")
