@@ -33,7 +33,7 @@ def choose_run_folder(name: str, out: Path | None, *, resume: bool) -> RunFolder
 
     Args:
         name: of the recipe; without `out` a new run gets runs/NAME, or runs/NAME-2 and so on where
-            earlier runs are, and `resume` means the newest of these.
+            earlier runs are, and `resume` means the newest of these that has a checkpoint.
         out: the folder to use.
 
     Raises:
@@ -56,16 +56,14 @@ def choose_run_folder(name: str, out: Path | None, *, resume: bool) -> RunFolder
 
 def _to_resume(name: str, out: Path | None) -> RunFolder:
     candidates = [out] if out is not None else _numbered(name)
-    folder = candidates[-1] if candidates else RUNS / name
-    steps = whole_checkpoint_steps(folder / CHECKPOINTS)
-    if not steps:
-        earlier = [c for c in candidates[:-1] if whole_checkpoint_steps(c / CHECKPOINTS)]
-        hint = f", go on with the earlier run by --out {earlier[-1]}" if earlier else ""
-        raise FacetrainError(
-            f"--resume: no checkpoint in {folder}; start without --resume{hint}, or name the "
-            "run's folder with --out"
-        )
-    return RunFolder(folder, steps[-1], (folder / RESULTS_FILE).exists())
+    for folder in reversed(candidates):
+        # A start that failed leaves a folder without one.
+        if steps := whole_checkpoint_steps(folder / CHECKPOINTS):
+            return RunFolder(folder, steps[-1], (folder / RESULTS_FILE).exists())
+    raise FacetrainError(
+        f"--resume: no checkpoint in {candidates[-1] if candidates else RUNS / name}; start "
+        "without --resume, or name the run's folder with --out"
+    )
 
 
 def _new(name: str, out: Path | None) -> RunFolder:

@@ -32,16 +32,21 @@ def test_new_runs_are_numbered_and_resume_means_the_newest(
     assert choose_run_folder("lfw", None, resume=True) == RunFolder(Path("runs/lfw-2"), 20, True)
 
 
-def test_resume_does_not_silently_take_an_older_run(
+def test_resume_passes_over_starts_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    _checkpoint(Path("runs/lfw"), 40)
-    Path("runs/lfw-2").mkdir()
-    with pytest.raises(FacetrainError) as raised:
+    for folder in ("runs/lfw", "runs/lfw-2", "runs/lfw-3/checkpoints/.partial-step-00000005"):
+        Path(folder).mkdir(parents=True)
+    Path("runs/lfw-3/checkpoints/step-00000004").mkdir()
+    with pytest.raises(FacetrainError, match="no checkpoint in runs/lfw-3; start without --resume"):
         choose_run_folder("lfw", None, resume=True)
-    assert "no checkpoint in runs/lfw-2" in str(raised.value)
-    assert "--out runs/lfw" in str(raised.value)
+    _checkpoint(Path("runs/lfw"), 40)
+    assert choose_run_folder("lfw", None, resume=True) == RunFolder(Path("runs/lfw"), 40)
+    _checkpoint(Path("runs/lfw-2"), 10)
+    assert choose_run_folder("lfw", None, resume=True) == RunFolder(Path("runs/lfw-2"), 10)
+    with pytest.raises(FacetrainError, match="no checkpoint in runs/lfw-3"):
+        choose_run_folder("lfw", Path("runs/lfw-3"), resume=True)
 
 
 def test_a_used_folder_is_not_overwritten(tmp_path: Path) -> None:
