@@ -58,11 +58,19 @@ class LrSchedule:
         parts = f"{world_size} process{'es' * (world_size > 1)}"
         if config.micro_batches > 1:
             parts += f" x {config.micro_batches} micro-batches"
+        steps, warmup = (
+            _counted(self.num_steps, "step"),
+            _counted(self.warmup_steps, "warm-up step"),
+        )
         return (
             f"{num_images:,} images x {config.epochs:g} epochs / {batch} a step ({parts}) = "
-            f"{self.num_steps:,} steps; lr {config.lr:g} x {batch}/{LR_REFERENCE_BATCH} = "
-            f"{self.peak_lr:.4g}, {self.warmup_steps:,} warm-up steps, {self.kind}"
+            f"{steps}; lr {config.lr:g} x {batch}/{LR_REFERENCE_BATCH} = "
+            f"{self.peak_lr:.4g}, {warmup}, {self.kind}"
         )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def build_optimizer(

@@ -29,6 +29,14 @@ def test_schedule_follows_from_data_and_batch() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("warmup_epochs", "expected"), [(0, "0 warm-up steps"), (0.25, "1 warm-up step,")]
+)
+def test_one_warmup_step_is_singular(warmup_epochs: float, expected: str) -> None:
+    config = OptimConfig(epochs=4, global_batch_size=256, warmup_epochs=warmup_epochs)
+    assert expected in LrSchedule.from_config(config, 1024).describe(config, 1024, world_size=1)
+
+
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
 def test_lr_rises_to_its_peak_then_falls_as_named(kind: str) -> None:
     schedule = LrSchedule(kind, peak_lr=0.2, warmup_steps=4, num_steps=20)
