@@ -35,6 +35,7 @@ from facetrain.errors import FacetrainError
 FORMAT = "facetrain-checkpoint"
 VERSION = 2
 _KEPT = 2
+_PARTIAL = ".partial-step-"
 _MANIFEST = "manifest.json"
 _COMMON = "common.pt"
 BACKBONE = "backbone/"
@@ -100,12 +101,22 @@ class CheckpointFolder:
             FacetrainError: it could not be written (no space, no permission), on every rank;
                 earlier checkpoints are as they were.
         """
+        partial = self.path / f"{_PARTIAL}{state.step:08d}"
+        try:
+            self._save(partial, state)
+        except FacetrainError:
+            # All ranks have met it, so none is writing; what is there only keeps the disk full.
+            if self._communicator.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def _save(self, partial: Path, state: TrainingState) -> None:
         rank = self._communicator.rank
-        partial = self.path / f".partial-step-{state.step:08d}"
         problem, files, counts = None, {}, {}
         try:
             if rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
+                for left_by_a_kill in self.path.glob(f"{_PARTIAL}*"):
+                    shutil.rmtree(left_by_a_kill, ignore_errors=True)
                 partial.mkdir(parents=True)
         except OSError as error:
             problem = _cannot_write(partial, error)
@@ -295,16 +306,30 @@ def _write(path: Path, content: dict[str, Any]) -> dict[str, int]:
         key: _compact(value) if isinstance(value, Tensor) else value
         for key, value in content.items()
     }
-    with path.open("w+b") as file:
-        try:
-            torch.save(compact, file)
-        except RuntimeError as error:
-            # What torch's zip writer makes of a disk that is full.
-            raise OSError(errno.EIO, "writing failed, probably no space left", str(path)) from error
-        file.flush()
-        os.fsync(file.fileno())
-        file.seek(0)
+    save_tensors(compact, path)
+    with path.open("rb") as file:
         return {"bytes": os.fstat(file.fileno()).st_size, "crc32": _crc32(file)}
+
+
+def save_tensors(content: Mapping[str, Any], path: Path) -> None:
+    """`torch.save`, flushed to the disk.
+
+    Raises:
+        OSError: it cannot be written; names `path`.
+    """
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except RuntimeError as error:
+        # torch's zip writer raises this after the system's error, or in place of it.
+        cause = error.__context__
+        number = cause.errno if isinstance(cause, OSError) else errno.ENOSPC
+        what = cause.strerror if isinstance(cause, OSError) else "probably no space left"
+        raise OSError(number, what, str(path)) from error
 
 
 def _compact(value: Tensor) -> Tensor:

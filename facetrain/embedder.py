@@ -18,8 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbones import Backbone, build_backbone
-from facetrain.backbones.arcface_weights import load_state, read_arcface_state, read_torch_file
-from facetrain.checkpoint import CHECKPOINTS, CheckpointFolder, whole_checkpoint_steps
+from facetrain.backbones.arcface_weights import (
+    arcface_state,
+    load_state,
+    read_arcface_state,
+    read_torch_file,
+)
+from facetrain.checkpoint import (
+    CHECKPOINTS,
+    CheckpointFolder,
+    save_tensors,
+    whole_checkpoint_steps,
+)
 from facetrain.device import device_for
 from facetrain.distributed.single import SingleCommunicator
 from facetrain.distributed.world import World
@@ -196,10 +206,7 @@ def save_model(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
-        with partial.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
+        save_tensors(content, partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -246,16 +253,27 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
 
 
 def load_initial_weights(backbone: Backbone, path: Path) -> None:
-    """Start `backbone` from a run's model.pt or an arcface_torch state dict, in place.
+    """Start `backbone` from a run (its model.pt) or an arcface_torch state dict, in place.
+
+    Args:
+        path: a run's folder, or a file; `--initial-weights` in messages.
 
     Raises:
         FacetrainError: an unreadable file, or tensors of another backbone.
     """
-    content = read_torch_file(path)
-    if isinstance(content, dict) and content.get("format") == MODEL_FORMAT:
-        load_state(backbone, content.get("state_dict", {}), path)
-    else:
-        load_state(backbone, read_arcface_state(path), path)
+    flag = f"--initial-weights {path}: "
+    if path.is_dir() and not (path / MODEL_FILE).is_file():
+        raise FacetrainError(
+            f"{flag}holds no {MODEL_FILE}; name a run that has ended, or a model file"
+        )
+    file = path / MODEL_FILE if path.is_dir() else path
+    try:
+        content = read_torch_file(file)
+        if isinstance(content, dict) and content.get("format") == MODEL_FORMAT:
+            content = content.get("state_dict")
+        load_state(backbone, arcface_state(content, file), file)
+    except FacetrainError as error:
+        raise FacetrainError(flag + str(error).removeprefix(f"model file {file}: ")) from error
 
 
 def load_checkpoint_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,31 @@ def read_torch_file(path: Path) -> Any:
     if not path.is_file():
         raise FacetrainError(f"model file {path}: no such file; check the path")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        # Of an odd pickle torch also warns; the error says it.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
     # torch reports damage by whichever layer meets it first: zip reader, unpickler or tensor maker.
     except Exception as error:
-        reason = str(error).strip().splitlines()
         raise FacetrainError(
-            f"model file {path}: damaged, cut short, or not a file of weights only "
-            f"({reason[0][:120] if reason else type(error).__name__}); write or download it again"
+            f"model file {path}: {why_unreadable(path, error)}; write or download it again"
         ) from error
+
+
+def why_unreadable(path: Path, error: Exception) -> str:
+    """Why `torch.load` with weights_only raised `error`, which itself speaks of its own parts."""
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror})"
+    with path.open("rb") as file:
+        start = file.read(2)
+    if not start:
+        return "is empty"
+    # Either a zip archive or, before torch 1.6, pickles one after the other.
+    if start != b"PK" and start[:1] != b"\x80":
+        return "not a torch file"
+    if isinstance(error, RuntimeError | EOFError):
+        return "damaged, cut short, or not a torch file"
+    return "damaged, or holds more than tensors and plain values, which is not read"
 
 
 def load_arcface_weights(backbone: Backbone, path: Path) -> None:
@@ -45,7 +63,15 @@ def load_arcface_weights(backbone: Backbone, path: Path) -> None:
 
 def read_arcface_state(path: Path) -> dict[str, Tensor]:
     """State dict in an arcface_torch file, without the `module.` that a wrapped model writes."""
-    content = read_torch_file(path)
+    return arcface_state(read_torch_file(path), path)
+
+
+def arcface_state(content: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict that `content` of a file is; `path` is for the message.
+
+    Raises:
+        FacetrainError: it is none.
+    """
     if not isinstance(content, Mapping) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
     ):

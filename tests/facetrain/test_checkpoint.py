@@ -225,6 +225,25 @@ def test_a_full_disk_is_bad_input_on_every_rank(
         # What torch's zip writer raises.
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos")
 
+    _save(SingleCommunicator(), tmp_path, 1)
+    (tmp_path / ".partial-step-00000003").mkdir()  # a kill's
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(FacetrainError, match=r"cannot be written .*no space left"):
         _save(SingleCommunicator(), tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_disk_that_fills_up_on_one_rank_leaves_nothing_behind(tmp_path: Path) -> None:
+    for result in run_ranks(_save_with_full_second_rank, 2, tmp_path):
+        assert isinstance(result, FacetrainError)
+        assert "cannot be written (No space left on device)" in result.args[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def _save_with_full_second_rank(communicator: Communicator, path: Path) -> None:
+    # Every write to this device finds no space.
+    with pytest.MonkeyPatch.context() as patch:
+        if communicator.rank == 1:
+            opened = Path.open
+            patch.setattr(Path, "open", lambda _, mode: opened(Path("/dev/full"), mode))
+        _save(communicator, path)

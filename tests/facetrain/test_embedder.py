@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from facetrain.embedder import (
     TorchEmbedder,
     embed_images,
     load_embedder,
+    load_initial_weights,
     load_model,
     save_model,
 )
@@ -139,7 +141,7 @@ def test_pickle_that_would_run_code_is_refused(
         torch.save({"format": "facetrain-model", "version": 1, "state_dict": Payload()}, file)
     else:
         file.write_bytes(pickle.dumps(Payload()))
-    with pytest.raises(FacetrainError, match="not a file of weights only") as caught:
+    with pytest.raises(FacetrainError, match="holds more than tensors") as caught:
         load_embedder(file)
     assert "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
@@ -175,6 +177,62 @@ def test_absent_files_are_named(tmp_path: Path) -> None:
         load_embedder(tmp_path / "model.onnx")
     with pytest.raises(FacetrainError, match=r"holds no model\.pt"):
         load_embedder(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"hello world\n", b"epoch 3", b'{"a": 1}', b"\xff\xd8\xff"])
+def test_a_file_of_another_kind_is_called_so(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_bytes(content)
+    with pytest.raises(FacetrainError) as raised:
+        load_model(file)
+    line = f"model file {file}: not a torch file; write or download it again"
+    assert str(raised.value) == line
+    file.write_bytes(b"")
+    with pytest.raises(FacetrainError, match="is empty"):
+        load_model(file)
+
+
+@pytest.mark.parametrize("named", ["run", "file", "arcface_torch"])
+def test_initial_weights_are_those_of_a_run_or_a_file(model_file: Path, named: str) -> None:
+    path = model_file.parent if named == "run" else model_file
+    trained = load_model(model_file).backbone
+    if named == "arcface_torch":
+        state = {f"module.{key}": value for key, value in trained.state_dict().items()}
+        torch.save(state, model_file)
+    backbone = build_backbone(NAME, trained.embedding_size)
+    load_initial_weights(backbone, path)
+    for key, value in trained.state_dict().items():
+        assert torch.equal(backbone.state_dict()[key], value)
+
+
+def test_initial_weights_that_cannot_be_used_are_named_by_flag(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("hello")
+    torch.save({"format": "facetrain-model", "state_dict": None}, tmp_path / "none.pt")
+    torch.save({"a": torch.ones(1)}, tmp_path / "other.pt")
+    expected = {
+        "absent": "no such file; check the path",
+        "empty": "holds no model.pt; name a run",
+        "text": "not a torch file",
+        "none.pt": "not a state dict",
+        "other.pt": "its tensors are not those of",
+    }
+    for name, reason in expected.items():
+        with pytest.raises(FacetrainError) as raised:
+            load_initial_weights(build_backbone(NAME, 16), tmp_path / name)
+        assert str(raised.value).startswith(f"--initial-weights {tmp_path / name}: {reason}")
+
+
+def test_a_save_to_a_full_disk_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda _, mode: opened(Path("/dev/full"), mode))
+    with pytest.raises(OSError, match="No space left") as raised:
+        save_model(tmp_path / MODEL_FILE, NAME, build_backbone(NAME, 16), BGR)
+    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.filename.startswith(str(tmp_path / MODEL_FILE))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_save_leaves_the_old_file(model_file: Path) -> None:
