@@ -51,7 +51,7 @@ def record_fake(
         MemoptError: as `record`; and sizes that depend on values, operators without a fake
             implementation, real tensors mixed in, a device that is not there.
     """
-    recorder = Recorder(copy_saved=True)
+    recorder = Recorder(copy_saved=True, is_fake=True)
     try:
         with FakeTensorMode(), _OnlyDevicesHere():
             step, resting = build()

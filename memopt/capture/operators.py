@@ -26,6 +26,7 @@ _WRITES_RUNNING_STATISTICS = frozenset(
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 # Their result's size depends on values only if an index is a mask.
 _SIZED_BY_MASKS = ("aten::index.Tensor", "aten::_unsafe_index.Tensor")
+_NUMBERS = frozenset({int, float, bool})
 
 
 class _Argument(NamedTuple):
@@ -127,6 +128,8 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 def with_views(tree: Any, view: Callable[[Tensor], Any]) -> Any:
     """The same containers, lists as tuples, with `view(tensor)` for each tensor."""
+    if tree is None or type(tree) in _NUMBERS:
+        return tree  # most of them, so first
     if isinstance(tree, Tensor):
         return view(tree)
     if isinstance(tree, (tuple, list)):

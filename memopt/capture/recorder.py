@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C import _current_graph_task_id
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.capture.lifetimes import Lifetimes
@@ -23,13 +23,12 @@ from memopt.capture.operators import (
     Facts,
     facts,
     replay_of,
-    tensors,
     updated_statistics,
     with_views,
     written,
 )
 from memopt.capture.pattern import digest
-from memopt.capture.recording import Call, Recording, TensorView, views
+from memopt.capture.recording import Call, Recording, TensorView
 from memopt.capture.saving import SavedTensors
 from memopt.errors import MemoptError
 from memopt.graph import Operator, OpGraph, Replay, Role, Storage, Value
@@ -72,8 +71,9 @@ def record(
 class Recorder(TorchDispatchMode):
     """The dispatch mode and what it has seen so far. `record` is what users call."""
 
-    def __init__(self, *, copy_saved: bool) -> None:
+    def __init__(self, *, copy_saved: bool, is_fake: bool = False) -> None:
         super().__init__()
+        self._may_use_cuda = torch.cuda.is_available() and not is_fake
         self.lifetimes = Lifetimes()
         self.is_open = True
         self.calls: list[Call] = []
@@ -193,10 +193,20 @@ class Recorder(TorchDispatchMode):
         if any(map(_is_made_of_tensors, types)):
             return NotImplemented  # its operators on those come here
         known = facts(func)
-        frozen_args = with_views(args, self.view)
-        frozen_kwargs = {name: with_views(given, self.view) for name, given in kwargs.items()}
+        given: list[Tensor] = []
+        reads: dict[int, None] = {}
+
+        def argument(tensor: Tensor) -> TensorView:
+            given.append(tensor)
+            view = self.view(tensor)
+            if view.value is not None:
+                reads[view.value] = None
+            return view
+
+        call_args = with_views(args, argument)
+        call_kwargs = {name: with_views(value, argument) for name, value in kwargs.items()}
         cost: float | tuple[Any, Any]
-        if _on_cuda(args):
+        if self._may_use_cuda and any(tensor.is_cuda for tensor in given):
             cost = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             cost[0].record()
             result = func(*args, **kwargs)
@@ -206,29 +216,38 @@ class Recorder(TorchDispatchMode):
             result = func(*args, **kwargs)
             cost = (time.perf_counter_ns() - start) / 1000
         self._costs.append(cost)
-        self._operated(known, args, kwargs, Call(func, frozen_args, frozen_kwargs, result))
+
+        self.lifetimes.now += 1
+        first_new = len(self._sizes_bytes)
+        call_results = with_views(result, self._result)
+        makes = dict.fromkeys(self._current[first_new:])
+        replay = replay_of(known, args, kwargs)
+        if any(map(_cannot_be_rebuilt, given)):
+            replay = Replay.NEVER
+        if known.writes or known.statistics:
+            if not self._write(known, args, kwargs, reads, makes):
+                replay = Replay.NEVER
+            call_results = with_views(result, self._result)
+        self.calls.append(Call(func, call_args, call_kwargs, call_results))
+        backward = _current_graph_task_id() != -1
+        self._operators.append((known, tuple(reads), tuple(makes), replay, backward))
         return result
 
-    def _operated(
-        self, known: Facts, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
-    ) -> None:
-        """Notes an operator that has just run; `call.results` are still tensors."""
-        self.lifetimes.now += 1
-        replay = replay_of(known, args, kwargs)
-        makes: dict[int, None] = {}
-        first_new = len(self._sizes_bytes)
-        for tensor in tensors(call.results):
-            number = self._storage(tensor, resting=False)
-            if number is not None and number >= first_new:
-                makes[self._current[number]] = None
-        reads = dict.fromkeys(
-            view.value for view in views((call.args, call.kwargs)) if view.value is not None
-        )
+    def _write(
+        self,
+        known: Facts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reads: dict[int, None],
+        makes: dict[int, None],
+    ) -> bool:
+        """Adds what a call that has run wrote to; whether all of that was the iteration's own."""
+        is_own = True
         statistics = {id(tensor) for tensor in updated_statistics(known, args, kwargs)}
         for tensor in written(known, args, kwargs):
             number = self._storage(tensor, resting=True)
             if number is None:
-                replay = Replay.NEVER
+                is_own = False
                 continue
             self._sizes_bytes[number] = max(
                 self._sizes_bytes[number], tensor.untyped_storage().nbytes()
@@ -239,13 +258,13 @@ class Recorder(TorchDispatchMode):
             if id(tensor) in statistics:
                 reads.pop(held, None)
             elif self._resting[number]:
-                replay = Replay.NEVER
+                is_own = False
             makes[self._new_value(number, self._values[held].version + 1)] = None
-        if any(_cannot_be_rebuilt(tensor) for tensor in tensors((args, kwargs))):
-            replay = Replay.NEVER
-        self.calls.append(call._replace(results=with_views(call.results, self.view)))
-        backward = _current_graph_task_id() != -1
-        self._operators.append((known, tuple(reads), tuple(makes), replay, backward))
+        return is_own
+
+    def _result(self, tensor: Tensor) -> TensorView:
+        number = self._storage(tensor, resting=False)
+        return TensorView.of(tensor, None if number is None else self._current[number])
 
     def _storage(self, tensor: Tensor, *, resting: bool) -> int | None:
         """Number of a tensor's storage, new if not seen before; None if it has no single one."""
@@ -275,13 +294,10 @@ class Recorder(TorchDispatchMode):
         ]
 
 
+@cache
 def _is_made_of_tensors(kind: type) -> bool:
     """Such as DTensor, see torch.utils._python_dispatch.is_traceable_wrapper_subclass."""
     return hasattr(kind, "__tensor_flatten__")
-
-
-def _on_cuda(args: tuple[Any, ...]) -> bool:
-    return any(t.is_cuda and not isinstance(t, FakeTensor) for t in tensors(args))
 
 
 def _cannot_be_rebuilt(tensor: Tensor) -> bool:

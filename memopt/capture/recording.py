@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -116,18 +117,34 @@ def views(tree: Any) -> Iterator[TensorView]:
         yield from views(tuple(tree.values()))
 
 
-_PLAIN = (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout)
+_PLAIN = frozenset(
+    {int, float, bool, str, complex, type(None)}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 
 
 def describe(tree: Any, *, with_offsets: bool) -> str:
     """Text of a call's arguments, equal in every process for equal calls; values are not in it."""
-    if isinstance(tree, TensorView):
-        offset = f"+{tree.offset}" if with_offsets and tree.offset else ""
-        return f"{tree.dtype}{tree.shape}{tree.stride}{offset}@{tree.device}"
-    if isinstance(tree, (tuple, list)):
-        return f"({', '.join(describe(item, with_offsets=with_offsets) for item in tree)})"
+    kind = type(tree)
+    if kind in _PLAIN:
+        return repr(tree)
+    if kind is TensorView:
+        offset = tree.offset if with_offsets else 0
+        return _describe_view(tree.shape, tree.stride, offset, tree.dtype, tree.device)
+    if isinstance(tree, tuple):
+        return f"({', '.join([describe(item, with_offsets=with_offsets) for item in tree])})"
     if isinstance(tree, dict):
-        items = (f"{key}={describe(tree[key], with_offsets=with_offsets)}" for key in sorted(tree))
+        items = [f"{key}={describe(tree[key], with_offsets=with_offsets)}" for key in sorted(tree)]
         return f"({', '.join(items)})"
-    # Others (generators, process groups) print their address.
-    return repr(tree) if isinstance(tree, (*_PLAIN, torch.memory_format)) else type(tree).__name__
+    return kind.__name__  # generators, process groups: they would print their address
+
+
+@lru_cache(maxsize=10_000)
+def _describe_view(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> str:
+    return f"{dtype}{shape}{stride}{f'+{offset}' if offset else ''}@{device}"
