@@ -3,13 +3,14 @@
     python benchmarks/traces.py DIR/*.log.gz
 
 The traces are not part of the project: get them from uwsampl/dtr-prototype (simrd/logs.zip) and
-name the files here. One table a kind of memory: recomputation over the plain iteration's time, at
-the budgets of each network in BUDGETS (shares of the plain peak, constants apart), or those of
---budget. Deterministic; costs are the times in the traces.
+name the files here. Tables of recomputation over the plain iteration's time, at the budgets of each
+network in BUDGETS (shares of the plain peak, constants apart), or those of --budget. Deterministic;
+costs are the times in the traces.
 
 `best_fit` is one range of addresses; `cuda` PyTorch's caching allocator, which can give segments
 back and so join memory that does not lie together, at the price of stopping the device: how often,
-stands behind the overhead.
+stands behind the overhead. `plan` is the offline planner, which knows the iteration; its budget is
+on what is alive, before placement.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from memopt.commands.replay import describe
 from memopt.errors import MemoptError
 from memopt.graph import OpGraph
 from memopt.placement import graph_lifetimes, place
+from memopt.planners import find_planner
 from memopt.policies import POLICIES
 from memopt.replay import replay
+from memopt.simulate import simulate
 from memopt.tables import table
 from memopt.traces import read_trace
 from memopt.units import format_bytes
@@ -51,14 +54,29 @@ def cuda_cell(graph: OpGraph, policy: str, capacity_bytes: int, limit: float) ->
     return f"{cell} [{arena.num_given_back}]" if cell.endswith("%") else cell
 
 
-MEMORIES = {"best_fit": best_fit_cell, "cuda": cuda_cell}
+def plan_cell(graph: OpGraph, planner: str, budget_bytes: int, limit: float) -> str:
+    started = time.perf_counter()
+    try:
+        simulation = simulate(graph, find_planner(planner)(graph, budget_bytes))
+    except MemoptError:
+        return "none found"
+    seconds = time.perf_counter() - started
+    return f"{simulation.recompute_us / graph.total_cost_us():.1%} in {seconds:.1f} s"
+
+
+#: What fills a cell, and its columns.
+TABLES = {
+    "best_fit": (best_fit_cell, tuple(POLICIES)),
+    "cuda": (cuda_cell, tuple(POLICIES)),
+    "plan": (plan_cell, ("offline",)),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--budget", nargs="+", type=float, help="shares of the plain peak")
-    parser.add_argument("--memory", nargs="+", choices=MEMORIES, default=list(MEMORIES))
+    parser.add_argument("--table", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--thrash-limit", type=float, default=10.0)
     options = parser.parse_args()
     try:
@@ -73,19 +91,19 @@ def main() -> int:
             f"plain peak {format_bytes(graph.plain_peak_bytes())}, "
             f"placed in {placement.over_bound:.4f} of it"
         )
-    for memory in options.memory:
+    for kind in options.table:
+        cell, columns = TABLES[kind]
         rows = []
         started = time.perf_counter()
         for name, graph in graphs.items():
             usual = next((b for key, b in BUDGETS.items() if name.startswith(key)), OTHER_BUDGETS)
             for share in options.budget or usual:
-                capacity_bytes = int(share * graph.plain_peak_bytes())
+                budget_bytes = int(share * graph.plain_peak_bytes())
                 cells = [
-                    MEMORIES[memory](graph, policy, capacity_bytes, options.thrash_limit)
-                    for policy in POLICIES
+                    cell(graph, column, budget_bytes, options.thrash_limit) for column in columns
                 ]
                 rows.append([f"{name} {share:g}", *cells])
-        print(f"\n{table([memory, *POLICIES], rows)}")
+        print(f"\n{table([kind, *columns], rows)}")
         print(f"{time.perf_counter() - started:.0f} s", flush=True)
     return 0
 
