@@ -93,7 +93,8 @@ BAD_INPUT = {
     "memory": (MemoptError("1 MiB is too little"), "1 MiB is too little"),
     "file": (
         PermissionError(13, "Permission denied", "/x/y"),
-        "/x/y: Permission denied; check the path, its permissions and the free space",
+        "/x/y: Permission denied; change its permissions or, where it is to be written, choose "
+        "another folder with --out",
     ),
 }
 
