@@ -41,7 +41,7 @@ class ModelConfig:
     dropout: float = 0.0
     """Dropout before the last linear layer, where the backbone has one."""
     initial_weights: Path | None = None
-    """Backbone to start from: model.pt of a run, or backbone.pth or model.pt of arcface_torch."""
+    """Backbone to start from: a run's folder or model.pt, or arcface_torch's backbone.pth."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from facetrain.backbones.arcface_weights import why_unreadable
 from facetrain.distributed import even_counts
 from facetrain.errors import FacetrainError
 
@@ -269,8 +270,6 @@ def _load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     # torch reports damage by whichever layer meets it first: zip reader, unpickler or tensor maker.
     except Exception as error:
-        reason = str(error).strip().splitlines()
         raise FacetrainError(
-            f"arcface head {path}: damaged, cut short, or holding more than tensors "
-            f"({reason[0][:120] if reason else type(error).__name__}); copy it again"
+            f"arcface head {path}: {why_unreadable(path, error)}; copy it again"
         ) from error
