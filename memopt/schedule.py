@@ -7,9 +7,9 @@ reads that is not there at that moment. All of one operator's recomputations run
 what they make on the way is dropped again as soon as none of them needs it, unless its own drop
 ends there: so a segment that is recomputed for its last value may keep all others.
 
-A value is one version of a storage: one that was written in place is recomputed from its base. It may
-be dropped when it is an activation and its maker may run again; a drop whose recomputation would
-need what can be neither found nor made again at its end is refused.
+A value is one version of a storage: one that was written in place is recomputed from its base. It
+may be dropped when it is an activation and its maker may run again; a drop whose recomputation
+would need what can be neither found nor made again at its end is refused.
 """
 
 from __future__ import annotations

@@ -209,7 +209,10 @@ class _Runs:
         (_replace(1, {"state_dict_softmax_fc": None}), r"checkpoint_gpu_1\.pt: no centers in it"),
         (_replace(1, torch.ones((3, SIZE)).long()), r"checkpoint_gpu_1\.pt: no centers in it"),
         (_replace(1, [1, 2]), r"checkpoint_gpu_1\.pt: no centers in it"),
-        (_replace(1, {"weight": _Runs()}), r"checkpoint_gpu_1\.pt: (not a torch file|damaged|is empty)"),
+        (
+            _replace(1, {"weight": _Runs()}),
+            r"checkpoint_gpu_1\.pt: (not a torch file|damaged|is empty)",
+        ),
         (_cut_short, r"checkpoint_gpu_1\.pt: damaged, cut short"),
         (_copy_as("softmax_fc_gpu_0.pt"), r"files of 2 forms, checkpoint_gpu_\{rank\}\.pt and"),
         (_copy_as("checkpoint_gpu_00.pt"), r"checkpoint_gpu_00\.pt: a second file of rank 0"),
