@@ -23,18 +23,13 @@ from facetrain.config import RunConfig
 from facetrain.device import choose_precision, device_for
 from facetrain.distributed import Communicator, World, connect, on_first_rank
 from facetrain.distributed.gradients import largest_bucket_bytes
-from facetrain.embedder import (
-    MODEL_FILE,
-    Embedder,
-    TorchEmbedder,
-    load_initial_weights,
-    save_model,
-)
+from facetrain.embedder import Embedder, TorchEmbedder
 from facetrain.errors import FacetrainError, TrainingStopped
 from facetrain.evaluation.baselines import PixelPca
 from facetrain.evaluation.task import EvaluationTask, SystemResult, embed_over_ranks
 from facetrain.head import build_head, describe_head, load_initial_centers
 from facetrain.memory import MemoptError, MemoryManager, parse_bytes, profile_backbone
+from facetrain.model_files import MODEL_FILE, load_initial_weights, save_model
 from facetrain.optim import LrSchedule
 from facetrain.preflight import check_sizes, load_dataset
 from facetrain.preprocessing import Preprocessing

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from facetrain.backbones import build_backbone
-from facetrain.embedder import save_model
 from facetrain.errors import EXIT_BAD_INPUT
+from facetrain.model_files import save_model
 from facetrain.preprocessing import Preprocessing
 from facetrain_tools import eval as eval_command
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from facetrain.command import one_line_errors, parse_flags
-from facetrain.embedder import embed_images, load_embedder
+from facetrain.embedder import embed_images
 from facetrain.errors import FacetrainError
 from facetrain.evaluation import VerificationResult, verify
+from facetrain.model_files import load_embedder
 from facetrain.report import Facts, Figure, Section, Table, plots, write_atomically, write_page
 from facetrain.report.tables import percent, tar_table, threshold_table
 from facetrain_datasets.decoded_images import DecodedImages
