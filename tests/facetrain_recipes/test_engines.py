@@ -78,6 +78,7 @@ def test_losses_are_those_of_the_torch_engine(
     assert horovod_run[1] == _expected(torch_run[1])
 
 
+@pytest.mark.slow
 def test_horovodrun_starts_a_recipe_and_goes_on_with_a_run_of_torchs(
     mini_lfw: MiniLfw, torch_run: tuple[MiniLfw, dict[int, float]]
 ) -> None:
@@ -103,6 +104,7 @@ def test_torch_goes_on_with_a_run_of_horovods(
     assert _train(mini_lfw, "--engine", "torch", "--resume") == _expected(torch_run[1])
 
 
+@pytest.mark.slow
 def test_bad_input_is_said_once_for_all_processes(
     mini_lfw: MiniLfw, capfd: pytest.CaptureFixture[str]
 ) -> None:

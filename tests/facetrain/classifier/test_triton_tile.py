@@ -42,6 +42,7 @@ def test_kernel_under_the_interpreter() -> None:
     _run([*arguments, str(HERE / "interpreted_triton_tile.py")], TRITON_INTERPRET="1")
 
 
+@pytest.mark.slow
 @needs_triton
 def test_kernel_compiles_for_a100_and_h100(tmp_path: Path) -> None:
     _run([str(HERE / "compile_triton_tile.py")], TRITON_CACHE_DIR=str(tmp_path))
