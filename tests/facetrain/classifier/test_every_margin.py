@@ -19,7 +19,7 @@ from tests.ranks import raise_first, run_ranks
 
 SIZE, CLASSES, SCALE = 16, 23, 12.0
 LR, DECAY = 0.1, 5e-4
-COUNTS = {1: [14], 2: [9, 5], 3: [8, 0, 6]}
+COUNTS = {1: [14], 2: [9, 5], 3: [8, 0, 6], 4: [6, 0, 7, 1]}
 
 ROWS_AT_ONCE = ScheduleWish("row_chunks", tile_classes=4)
 ROW_CHUNKS = ScheduleWish("row_chunks", chunk_rows=5, tile_classes=4)
@@ -119,9 +119,9 @@ def _expected(case: Case, result: dict[str, Any], centers: torch.Tensor) -> dict
     return {"loss": losses.mean().item(), "gradient": leaf.grad, "after": after, "bias": bias}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
 def results(request: pytest.FixtureRequest) -> list[list[dict[str, Any]]]:
-    """[rank][case] of a world of 1, 2 or 3."""
+    """[rank][case] of a world of 1, 2, 3 or 4."""
     world_size: int = request.param
     if world_size == 1:
         return [_run(SingleCommunicator())]
