@@ -98,6 +98,10 @@ class OpGraph:
             not read again in the plain iteration, nor held. -1 for one dropped before the first
             operator, len(operators) for one that outlives the iteration.
         saved: numbers of values that the forward pass saved for backward, in order of saving.
+        held_until: of each storage, number of the operator up to which the program itself holds
+            it, so that its values cannot be dropped before; -1 for none. Empty: all -1.
+        unpacks: numbers of the operators before which saved values are asked for; only there can
+            something be recomputed. Empty: before any operator.
     """
 
     storages: tuple[Storage, ...]
@@ -105,6 +109,8 @@ class OpGraph:
     operators: tuple[Operator, ...]
     last_use: tuple[int, ...]
     saved: tuple[int, ...] = field(default=())
+    held_until: tuple[int, ...] = field(default=())
+    unpacks: tuple[int, ...] = field(default=())
 
     def __post_init__(self) -> None:
         if problem := next(iter(problems(self)), None):
@@ -160,6 +166,10 @@ def problems(graph: OpGraph) -> Sequence[str]:
     found: list[str] = []
     if len(graph.last_use) != len(graph.storages):
         found.append(f"{len(graph.last_use)} last uses for {len(graph.storages)} storages")
+    if graph.held_until and len(graph.held_until) != len(graph.storages):
+        found.append(f"{len(graph.held_until)} holds for {len(graph.storages)} storages")
+    if any(not 0 <= number < len(graph.operators) for number in graph.unpacks):
+        found.append("saved values are asked for before an operator that is not there")
     for number, value in enumerate(graph.values):
         if not 0 <= value.storage < len(graph.storages):
             found.append(f"value {number} is of storage {value.storage}, which is not there")

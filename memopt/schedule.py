@@ -14,7 +14,7 @@ would need what can be neither found nor made again at its end is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memopt.graph import OpGraph, Replay, Role, first_made
@@ -93,16 +93,23 @@ class Lives:
         self._last = [
             max([self.maker[number], *uses[number]], default=-1) for number in range(len(uses))
         ]
-        self.gaps: list[tuple[Gap, ...]] = [
-            tuple(
-                Gap(number, start, end)
-                for start, end in zip([self.maker[number], *events], events, strict=False)
-                if end - start > 1
-            )
-            if self.may_drop(number)
-            else ()
+        self._recomputes_at = frozenset(graph.unpacks or range(len(graph.operators)))
+        self.gaps = [
+            tuple(self._gaps(number, events)) if self.may_drop(number) else ()
             for number, events in enumerate(uses)
         ]
+
+    def _gaps(self, value: int, uses: Sequence[int]) -> Iterator[Gap]:
+        graph = self.graph
+        held = graph.held_until[graph.values[value].storage] if graph.held_until else -1
+        for last, end in zip([self.maker[value], *uses], uses, strict=False):
+            start = max(last, held)
+            if end - start > 1 and self.recomputes_at(end):
+                yield Gap(value, start, end)
+
+    def recomputes_at(self, operator: int) -> bool:
+        """Whether something can be recomputed just before an operator."""
+        return operator in self._recomputes_at
 
     def last_use(self, value: int) -> int:
         """Operator that reads the value last, or makes it if none does."""

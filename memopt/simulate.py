@@ -155,7 +155,11 @@ class ScheduleState:
                 found.update(drop.start for drop in self._dropped.get(read, ()))
             else:
                 found.add(self.graph.last_use[self.graph.values[read].storage])
-        return sorted(moment for moment in found if gap.start + 1 < moment < gap.end)
+        return sorted(
+            moment
+            for moment in found
+            if gap.start + 1 < moment < gap.end and lives.recomputes_at(moment)
+        )
 
     def end_early(self, gap: Gap, moment: int) -> Gap | None:
         """Let a drop end at an earlier operator; None, and nothing changed, where that fails."""

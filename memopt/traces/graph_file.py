@@ -20,7 +20,7 @@ from memopt.graph import Operator, OpGraph, Replay, Role, Storage, Value
 from memopt.traces.lines import Line
 
 FORMAT = "memopt-graph"
-VERSION = 1
+VERSION = 2
 
 _KINDS = ("storages", "values", "operators")
 _Member = TypeVar("_Member", bound=Enum)
@@ -52,11 +52,13 @@ def write_graph(graph: OpGraph, path: Path) -> None:
 def _lines(graph: OpGraph) -> Iterator[dict[str, Any]]:
     counts = {kind: len(getattr(graph, kind)) for kind in _KINDS}
     yield {"format": FORMAT, "version": VERSION, **counts}
-    for storage, last_use in zip(graph.storages, graph.last_use, strict=True):
+    held_until = graph.held_until or (-1,) * len(graph.storages)
+    for storage, last_use, held in zip(graph.storages, graph.last_use, held_until, strict=True):
         yield {
             "size_bytes": storage.size_bytes,
             "role": storage.role.value,
             "last_use": last_use,
+            "held_until": held,
         }
     for value in graph.values:
         yield {"storage": value.storage, "version": value.version}
@@ -70,7 +72,7 @@ def _lines(graph: OpGraph) -> Iterator[dict[str, Any]]:
             "backward": operator.backward,
             "workspace_bytes": operator.workspace_bytes,
         }
-    yield {"saved": graph.saved}
+    yield {"saved": graph.saved, "unpacks": graph.unpacks}
 
 
 def read_graph(header: Line, lines: Iterator[Line]) -> OpGraph:
@@ -83,19 +85,29 @@ def read_graph(header: Line, lines: Iterator[Line]) -> OpGraph:
         raise header.wrong(f"version {version!r} of {FORMAT}: this memopt reads version {VERSION}")
     counts = {kind: header.whole(kind) for kind in _KINDS}
     lines = _until_the_count(header, lines, total=sum(counts.values()) + 1)
-    storages, last_use = [], []
+    storages, last_use, held_until = [], [], []
     for _ in range(counts["storages"]):
         line = next(lines)
         storages.append(Storage(line.whole("size_bytes"), _member(line, "role", Role)))
         last_use.append(line.whole("last_use", at_least=-1))
+        held_until.append(line.whole("held_until", at_least=-1))
     values = [_value(next(lines)) for _ in range(counts["values"])]
     operators = [_operator(next(lines), len(values)) for _ in range(counts["operators"])]
     end = next(lines)
     saved = _numbers_below(end, "saved", len(values))
+    unpacks = end.wholes("unpacks")
     if extra := next(lines, None):
         raise extra.wrong("a line after the last that the header counts")
     try:
-        return OpGraph(tuple(storages), tuple(values), tuple(operators), tuple(last_use), saved)
+        return OpGraph(
+            tuple(storages),
+            tuple(values),
+            tuple(operators),
+            tuple(last_use),
+            saved,
+            tuple(held_until) if max(held_until, default=-1) >= 0 else (),
+            unpacks,
+        )
     except MemoptError as error:
         raise MemoptError(f"{header.path}: {error}") from error
 

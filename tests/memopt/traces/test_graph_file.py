@@ -29,6 +29,8 @@ GRAPH = OpGraph(
     ),
     last_use=(3, 2, -1, 3),
     saved=(2, 1),
+    held_until=(-1, 1, -1, -1),
+    unpacks=(2,),
 )
 
 
@@ -84,7 +86,7 @@ def test_cut_gzip_data_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "change", "message"),
     [
-        (1, {"version": 2}, "version 2 of memopt-graph: this memopt reads version 1"),
+        (1, {"version": 1}, "version 1 of memopt-graph: this memopt reads version 2"),
         (1, {"values": -1}, "'values' must be a whole number of at least 0, not -1"),
         (1, {"operators": 2}, "no field 'saved'"),
         (2, {"role": "scratch"}, "'role' is 'scratch'; known: resting, activation, result"),
