@@ -91,7 +91,8 @@ class Lives:
             if self.maker[value] < 0 and self._first[held.storage] >= 0:
                 self._overwritten[value] = self._first[held.storage]
         self._last = [
-            max([self.maker[number], *uses[number]], default=-1) for number in range(len(uses))
+            max([self.maker[number], *uses[number], self._held(number)])
+            for number in range(len(uses))
         ]
         self._recomputes_at = frozenset(graph.unpacks or range(len(graph.operators)))
         self.gaps = [
@@ -100,19 +101,24 @@ class Lives:
         ]
 
     def _gaps(self, value: int, uses: Sequence[int]) -> Iterator[Gap]:
-        graph = self.graph
-        held = graph.held_until[graph.values[value].storage] if graph.held_until else -1
+        held = self._held(value)
         for last, end in zip([self.maker[value], *uses], uses, strict=False):
             start = max(last, held)
             if end - start > 1 and self.recomputes_at(end):
                 yield Gap(value, start, end)
+
+    def _held(self, value: int) -> int:
+        """Operator up to which the program itself holds a value, and does not overwrite it."""
+        graph = self.graph
+        held = graph.held_until[graph.values[value].storage] if graph.held_until else -1
+        return min(held, self._overwritten[value])
 
     def recomputes_at(self, operator: int) -> bool:
         """Whether something can be recomputed just before an operator."""
         return operator in self._recomputes_at
 
     def last_use(self, value: int) -> int:
-        """Operator that reads the value last, or makes it if none does."""
+        """Operator up to which the value is used, or held by the program; or that makes it."""
         return self._last[value]
 
     def may_drop(self, value: int) -> bool:
