@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,18 +49,11 @@ def twin(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
-def counted_peak_bytes(step: Step) -> int:
-    """Gradients, activations and what backward makes; the step starts without gradients."""
+def peak_bytes(step: Step, *, countable: bool) -> tuple[int | None, int]:
+    """Counted (if it can be) and allocated bytes of a step that starts without gradients."""
     step.model.zero_grad(set_to_none=True)
-    with LiveBytes() as live:
-        step()
-    return live.peak_bytes
-
-
-def allocated_peak_bytes(step: Step) -> int:
-    """Most bytes that the allocator had given out beyond those before the step."""
-    step.model.zero_grad(set_to_none=True)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+    recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with recording as record, LiveBytes() if countable else nullcontext() as live:
         step()
     assert record.profiler is not None
     events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -67,7 +61,7 @@ def allocated_peak_bytes(step: Step) -> int:
     for event in sorted(events, key=lambda event: event.start_ns()):
         allocated += event.nbytes()
         peak = max(peak, allocated)
-    return peak
+    return (live.peak_bytes if live is not None else None), peak
 
 
 def resident_bytes() -> int:

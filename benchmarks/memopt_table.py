@@ -7,8 +7,8 @@ row, then again; times are CPU seconds on one thread, their ratio to the plain s
 round, medians. Convolutional networks are in channels_last memory. Bytes are those above the model
 and its input, gradients included, of a step that starts without gradients (memopt_measure.py says
 how they are counted); resident ones of a process for each row, in which freed memory goes back at
-once, as it does not where time is taken. "First steps" are the wall time of setting a row up and of
-the steps in which it settles, compilation included, less those steps' plain time.
+once, as it does not where time is taken. "First steps" are those until a row has settled,
+its setting up and compilation included, in wall time.
 
 Equal means: bit for bit what plain training gives, "all" of gradients and buffers (a recomputed
 BatchNorm may update its statistics twice).
@@ -36,8 +36,7 @@ import torch
 from memopt_measure import (
     Bits,
     Step,
-    allocated_peak_bytes,
-    counted_peak_bytes,
+    peak_bytes,
     resident_peak_bytes,
     twin,
 )
@@ -60,7 +59,7 @@ class Result:
         allocated_bytes: peak of what the allocator gave out.
         resident_bytes: peak of a settled step above what was resident before it.
         first_resident_bytes: the same of setting up and the first steps.
-        first_seconds: wall time of these, beyond as many plain steps.
+        first_seconds: wall time of these.
         seconds: CPU time of a step, median.
         ratio: of it to the plain step's, median over rounds.
         equal: what has the bits of plain training: all, gradients, nothing.
@@ -84,9 +83,9 @@ def say(text: str) -> None:
 
 
 def set_up(row: Row, model: nn.Module, batch: Tensor, plain_bytes: int) -> Step:
-    """A step of the row after which all steps are alike."""
+    """The row's step, with one more of its first steps to come."""
     step = Step(row.build(model, plain_bytes), model, batch)
-    for _ in range(row.num_first_steps):
+    for _ in range(row.num_first_steps - 1):
         step()
     return step
 
@@ -99,30 +98,29 @@ def measure(rows: dict[str, Row], options: argparse.Namespace) -> list[Result]:
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     steps: dict[str, Step] = {}
     results: list[Result] = []
-    plain_bytes, plain_seconds, plain_bits = 0, 0.0, None
+    plain_bytes, plain_bits = 0, None
     for label, row in rows.items():
         result = Result(label)
         results.append(result)
         start = time.perf_counter()
         try:
             step = set_up(row, twin(model), batch, plain_bytes)
+            bits = Bits.after(step, buffers)
         except MemoptError as error:
             result.note = str(error)
             say(f"{label}: {error}")
             continue
-        first_seconds = time.perf_counter() - start
+        result.first_seconds = time.perf_counter() - start
         steps[label] = step
-        start = time.perf_counter()
-        bits = Bits.after(step, buffers)
-        if plain_bits is None:
-            plain_bits, plain_seconds = bits, time.perf_counter() - start
-        result.first_seconds = max(0.0, first_seconds - row.num_first_steps * plain_seconds)
+        plain_bits = plain_bits or bits
         result.equal = bits.compare(plain_bits)
-        if row.countable:
-            result.counted_bytes = counted_peak_bytes(step)
-            plain_bytes = plain_bytes or result.counted_bytes
-        result.allocated_bytes = allocated_peak_bytes(step)
-        say(f"{label}: set up in {first_seconds:.1f} s, {result.allocated_bytes / MIB:.1f} MiB")
+        counted, result.allocated_bytes = peak_bytes(step, countable=row.countable)
+        result.counted_bytes = counted
+        plain_bytes = plain_bytes or counted or 0
+        say(
+            f"{label}: first steps {result.first_seconds:.1f} s, "
+            f"{result.allocated_bytes / MIB:.1f} MiB, equal: {result.equal}"
+        )
     seconds: dict[str, list[float]] = {label: [] for label in steps}
     for number in range(options.steps):
         for label, step in steps.items():
@@ -144,9 +142,12 @@ def measure_resident(row: Row, options: argparse.Namespace) -> dict[str, int]:
     torch.manual_seed(0)
     model, batch = network.build(), network.make_batch(options.batch)
     found: list[Step] = []
-    first = resident_peak_bytes(
-        lambda: found.append(set_up(row, model, batch, options.plain_bytes))
-    )
+
+    def first_steps() -> None:
+        found.append(set_up(row, model, batch, options.plain_bytes))
+        found[0]()
+
+    first = resident_peak_bytes(first_steps)
     model.zero_grad(set_to_none=True)
     gc.collect()
     return {"first_resident_bytes": first, "resident_bytes": resident_peak_bytes(found[0])}
@@ -216,7 +217,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=[name for name in PEERS if name != "compile"],
     )
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.6, 0.5, 0.4, 0.3, 0.2])
-    parser.add_argument("--segments", type=int, nargs="+", default=[2, 8])
+    parser.add_argument("--segments", type=int, nargs="*", default=[2, 8])
     parser.add_argument(
         "--compile",
         type=float,
