@@ -15,6 +15,7 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from memopt.errors import MemoptError
 from memopt.graph import Replay
 
 _FORMAT, _VERSION = "memopt-costs", 1
-_ENOUGH_SECONDS = 0.25
+_ENOUGH_SECONDS = 0.1
 
 
 class CostTable:
@@ -38,7 +39,7 @@ class CostTable:
     Args:
         path: read if it is there, and written by `save`; None keeps the table in memory.
         num_runs: the median of so many runs counts, after one that does not; fewer when they take
-            over a quarter of a second together.
+            over a tenth of a second together.
 
     Raises:
         MemoptError: the file is not a cost table.
@@ -66,9 +67,26 @@ class CostTable:
             return 0.0
         device = next((view.device for view in [*inputs, *results]), torch.device("cpu"))
         key = f"{known.name}{describe((call.args, call.kwargs), with_offsets=False)}"
+        return self.time_us(
+            key,
+            device,
+            lambda: (call.function, real_arguments(call.args), real_arguments(call.kwargs)),
+        )
+
+    def time_us(
+        self,
+        key: str,
+        device: torch.device,
+        prepare: Callable[[], tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]],
+    ) -> float:
+        """Time of anything on a device, measured now if its key is new.
+
+        Args:
+            prepare: gives a function with its arguments, of which only the call is timed.
+        """
         times = self._us.setdefault(_environment(device), {})
         if key not in times:
-            times[key] = self._measure_us(call, device)
+            times[key] = self._measure_us(*prepare(), device)
         return times[key]
 
     def save(self) -> None:
@@ -80,17 +98,22 @@ class CostTable:
         half_written.write_text(json.dumps(content, indent=0), encoding="utf-8")
         half_written.replace(self._path)
 
-    def _measure_us(self, call: Call, device: torch.device) -> float:
+    def _measure_us(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device,
+    ) -> float:
         cuda_devices = [device] if device.type == "cuda" else []
-        args, kwargs = _real(call.args), _real(call.kwargs)
         runs_us: list[float] = []
         start = time.perf_counter()
         with torch.no_grad(), torch.random.fork_rng(cuda_devices):
-            call.function(*args, **kwargs)
+            function(*args, **kwargs)
             while len(runs_us) < self._num_runs:
                 _wait_for(device)
                 before = time.perf_counter_ns()
-                call.function(*args, **kwargs)
+                function(*args, **kwargs)
                 _wait_for(device)
                 runs_us.append((time.perf_counter_ns() - before) / 1000)
                 if time.perf_counter() - start > _ENOUGH_SECONDS:
@@ -98,7 +121,7 @@ class CostTable:
         return statistics.median(runs_us)
 
 
-def _real(tree: Any) -> Any:
+def real_arguments(tree: Any) -> Any:
     """Arguments with tensors that are there: ones, and zeros where they may be indices."""
     if isinstance(tree, TensorView):
         num_elements = 1 + sum(
@@ -108,9 +131,9 @@ def _real(tree: Any) -> Any:
         memory = torch.full((max(num_elements, 0),), fill, dtype=tree.dtype, device=tree.device)
         return memory.as_strided(tree.shape, tree.stride)
     if isinstance(tree, tuple):
-        return tuple(_real(item) for item in tree)
+        return tuple(real_arguments(item) for item in tree)
     if isinstance(tree, dict):
-        return {key: _real(item) for key, item in tree.items()}
+        return {key: real_arguments(item) for key, item in tree.items()}
     return tree
 
 

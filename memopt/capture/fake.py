@@ -97,11 +97,12 @@ def fake_copy(model: nn.Module, device: torch.device | str | None = None) -> nn.
         held = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
         for tensor in held:
             if isinstance(tensor, Tensor) and id(tensor) not in memo:
-                memo[id(tensor)] = _fake_like(tensor, device)
+                memo[id(tensor)] = fake_like(tensor, device)
     return copy.deepcopy(model, memo)
 
 
-def _fake_like(tensor: Tensor, device: torch.device | str | None) -> Tensor:
+def fake_like(tensor: Tensor, device: torch.device | str | None = None) -> Tensor:
+    """A fake tensor, or parameter, of the same shape, strides, type and need of a gradient."""
     fake = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device
     )
