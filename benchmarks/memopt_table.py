@@ -138,6 +138,8 @@ def measure(rows: dict[str, Row], options: argparse.Namespace) -> list[Result]:
 
 def measure_resident(row: Row, options: argparse.Namespace) -> dict[str, int]:
     """In a process of its own: peaks of the first steps and of a settled one."""
+    import torch._dynamo  # code that tracing and checkpointing load: none of the step's memory
+
     network = NETWORKS[options.network]
     torch.manual_seed(0)
     model, batch = network.build(), network.make_batch(options.batch)

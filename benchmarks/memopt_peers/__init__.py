@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memopt_peers import checkpoint, compiled, selective
+from memopt_peers import checkpoint, compiled, ours, selective
 from memopt_peers.row import Row, RowOptions, plain
 
 __all__ = ["PEERS", "Row", "RowOptions"]
@@ -15,6 +15,7 @@ __all__ = ["PEERS", "Row", "RowOptions"]
 #: Rows by label, under options.
 PEERS: dict[str, Callable[[RowOptions], dict[str, Row]]] = {
     "plain": plain,
+    "ours": ours.rows,
     "checkpoint": checkpoint.rows,
     "selective": selective.rows,
     "compile": compiled.rows,
