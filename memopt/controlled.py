@@ -47,6 +47,9 @@ class ControlledStep:
         source: of each operator, its number in the recording.
         halves: operators that are the second half of a split one.
         groups: of each operator in `graph.unpacks`, the numbers of the unpack groups before it.
+        ordinals: of the saved tensors that are values of the iteration's own, as they were when
+            they were saved. Others are handed through: resting ones, those without a value, and
+            those that the operator which saves them writes to afterwards (the noise of RReLU).
     """
 
     graph: OpGraph
@@ -54,6 +57,7 @@ class ControlledStep:
     source: tuple[int, ...]
     halves: frozenset[int]
     groups: Mapping[int, tuple[int, ...]]
+    ordinals: frozenset[int]
 
 
 def controlled(recording: Recording, splits: Mapping[int, Split] | None = None) -> ControlledStep:
@@ -114,6 +118,7 @@ def controlled(recording: Recording, splits: Mapping[int, Split] | None = None) 
         if graph.operators[number].backward:
             reads[at].update(graph.operators[number].reads)
     groups: dict[int, tuple[int, ...]] = {}
+    ordinals = _own_ordinals(recording)
     for index, group in enumerate(recording.unpacks):
         if group.before >= len(graph.operators):
             continue
@@ -121,8 +126,9 @@ def controlled(recording: Recording, splits: Mapping[int, Split] | None = None) 
         groups[start] = (*groups.get(start, ()), index)
         for ordinal in group.ordinals:
             saved = recording.saved[ordinal]
-            if saved.view.value is None or _is_resting(graph, saved.view.value):
+            if ordinal not in ordinals:
                 continue
+            assert saved.view.value is not None
             end = moved(min(saved.released_after, len(graph.operators) - 1))
             for at in range(start, max(start, end) + 1):
                 reads[at].discard(saved.view.value)
@@ -144,6 +150,19 @@ def controlled(recording: Recording, splits: Mapping[int, Split] | None = None) 
         tuple(source),
         frozenset(halves),
         groups,
+        ordinals,
+    )
+
+
+def _own_ordinals(recording: Recording) -> frozenset[int]:
+    graph = recording.graph
+    newest = {value.storage: number for number, value in enumerate(graph.values)}
+    return frozenset(
+        ordinal
+        for ordinal, saved in enumerate(recording.saved)
+        if saved.view.value is not None
+        and not _is_resting(graph, saved.view.value)
+        and saved.view.value == newest[graph.values[saved.view.value].storage]
     )
 
 

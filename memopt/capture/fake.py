@@ -53,7 +53,7 @@ def record_fake(
     """
     recorder = Recorder(copy_saved=True, is_fake=True)
     try:
-        with FakeTensorMode(), _OnlyDevicesHere():
+        with FakeTensorMode(), _LikeReal():
             step, resting = build()
             with recorder.recording():
                 names = recorder.name_resting(resting)
@@ -111,8 +111,12 @@ def fake_like(tensor: Tensor, device: torch.device | str | None = None) -> Tenso
     return fake.requires_grad_(tensor.requires_grad)
 
 
-class _OnlyDevicesHere(TorchDispatchMode):
-    """Autograd ends the process when it meets a device whose backend is not there."""
+class _LikeReal(TorchDispatchMode):
+    """What fake kernels get wrong.
+
+    Autograd ends the process when it meets a device whose backend is not there. BatchNorm of a
+    half-precision input with fp32 weights saves fp32 statistics, its fake kernel half ones.
+    """
 
     def __torch_dispatch__(
         self,
@@ -122,6 +126,10 @@ class _OnlyDevicesHere(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.native_batch_norm.default and args[1] is not None:
+            output, mean, invstd = result
+            if mean.dtype != args[1].dtype and mean.numel():
+                result = output, mean.to(args[1].dtype), invstd.to(args[1].dtype)
         for tensor in tensors(result):
             kind = tensor.device.type
             if kind not in ("cpu", "meta") and not torch.get_device_module(kind).is_available():

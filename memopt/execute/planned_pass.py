@@ -148,7 +148,7 @@ class PlannedPass:
                 for step, frees in group.steps:
                     step.run(tensors)
                     for value in frees:
-                        del tensors[value]
+                        tensors.pop(value, None)  # gone already if written over
         self._check(missing)
 
     def _remake(self, values: Sequence[int]) -> None:

@@ -158,22 +158,16 @@ class Program:
         return found
 
     def _packed(self, ordinal: int) -> Packed:
-        graph = self._step.graph
         view = self._step.recording.saved[ordinal].view
         value = view.value
         group = self._group_of.get(ordinal, -1)
-        if value is None:
-            return Packed(
-                torch.Size(view.shape), view.dtype, -1, view, False, True, True, -1, group
-            )
-        if graph.storages[graph.values[value].storage].role is Role.RESTING:
-            resting = value if value in self.resting else -1
-            return Packed(
-                torch.Size(view.shape), view.dtype, -1, view, False, True, True, resting, group
-            )
+        shape = torch.Size(view.shape)
+        if value is None or ordinal not in self._step.ordinals:
+            resting = -1 if value is None or value not in self.resting else value
+            return Packed(shape, view.dtype, -1, view, False, True, True, resting, group)
         is_pinned = not self._remakable[value]
         return Packed(
-            torch.Size(view.shape),
+            shape,
             view.dtype,
             value,
             view,
@@ -270,6 +264,9 @@ def _unpacked_at(step: ControlledStep) -> dict[int, list[int]]:
         for index in step.groups[start]:
             for ordinal in step.recording.unpacks[index].ordinals:
                 value = step.recording.saved[ordinal].view.value
-                if value is not None and start not in found.setdefault(value, []):
+                if ordinal not in step.ordinals:
+                    continue
+                assert value is not None
+                if start not in found.setdefault(value, []):
                     found[value].append(start)
     return found
