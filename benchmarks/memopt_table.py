@@ -264,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(title)
     results = measure(rows, options)
     if not options.no_resident:
+        say(table(results))
         for result in results:
             if not result.note:
                 add_resident(result, results[0].counted_bytes or 0, arguments)
