@@ -13,140 +13,19 @@ bit.
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
-from memopt.capture import CostTable, Recording, fake_copy, record_fake
-from memopt.capture.fake import fake_like
-from memopt.controlled import ControlledStep, controlled
-from memopt.errors import MemoptError
-from memopt.execute import PlannedPass, Program, find_splits
+from memopt.capture import CostTable
+from memopt.execute import PlannedPass, Program
+from memopt.plan import Plan, adapted, gradient_exists, make_plan, trace, with_costs
 from memopt.planners import find_planner
-from memopt.schedule import Schedule
-from memopt.simulate import simulate
 from memopt.units import format_bytes, parse_bytes
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is dropped in passes of one kind.
-
-    Attributes:
-        step: the traced iteration.
-        schedule: what is dropped of it.
-        plain_peak_bytes, peak_bytes: predicted, without and with the schedule.
-        recompute_us: time of all recomputations.
-        plain_us: time of the iteration without them.
-        trace_seconds, plan_seconds: what making it took.
-    """
-
-    step: ControlledStep
-    schedule: Schedule
-    plain_peak_bytes: int
-    peak_bytes: int
-    recompute_us: float
-    plain_us: float
-    trace_seconds: float
-    plan_seconds: float
-
-    @property
-    def overhead(self) -> float:
-        """Recompute time as a share of the plain iteration's."""
-        return self.recompute_us / self.plain_us if self.plain_us else 0.0
-
-    def describe(self) -> str:
-        """One line for a log."""
-        return (
-            f"plain {format_bytes(self.plain_peak_bytes)}, planned {format_bytes(self.peak_bytes)}"
-            f", {len(self.schedule.drops)} tensors dropped (+{self.overhead:.1%} time)"
-        )
-
-
-def trace(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None = None,
-    *,
-    costs: CostTable | None = None,
-) -> Recording:
-    """A forward and backward pass of the model under fake tensors; nothing is run.
-
-    The mode, autocast region and gradients at hand are those of the pass. Random state stays.
-
-    Args:
-        model: on its device.
-        args, kwargs: of its forward; tensors in them only lend their shapes.
-        costs: times the operators.
-
-    Raises:
-        MemoptError: see `record_fake`; and no output needs a gradient.
-    """
-    leaves, structure = tree_flatten((args, kwargs or {}))
-
-    def build() -> tuple[Callable[[], object], list[nn.Module | Tensor]]:
-        fake_model = fake_copy(model)
-        fakes = [fake_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        fake_args, fake_kwargs = tree_unflatten(fakes, structure)
-        for fake, real in zip(fake_model.parameters(), model.parameters(), strict=True):
-            if real.grad is not None:
-                fake.grad = fake_like(real.grad)
-
-        def step() -> object:
-            outputs = fake_model(*fake_args, **fake_kwargs)
-            needing = [
-                output
-                for output in tree_flatten(outputs)[0]
-                if isinstance(output, Tensor) and output.requires_grad
-            ]
-            if not needing:
-                raise MemoptError("no output of the model needs a gradient: nothing to plan")
-            with _no_autocast():
-                torch.autograd.backward(needing, [torch.empty_like(out) for out in needing])
-            return outputs
-
-        resting = [fake for fake in fakes if isinstance(fake, Tensor)]
-        gradients = [p.grad for p in fake_model.parameters() if p.grad is not None]
-        return step, [fake_model, *resting, *gradients]
-
-    with _same_random_state(), torch.enable_grad(), _no_autocast_cache():
-        return record_fake(build, costs=costs, calls=True)
-
-
-def make_plan(
-    recording: Recording,
-    budget_bytes: int,
-    *,
-    planner: str = "offline",
-    costs: CostTable | None = None,
-) -> Plan:
-    """Plans a traced iteration.
-
-    Raises:
-        MemoptError: the budget is too small (the least is named), unknown planner.
-    """
-    start = time.perf_counter()
-    step = controlled(recording, find_splits(recording, costs))
-    schedule = find_planner(planner)(step.graph, budget_bytes)
-    result = simulate(step.graph, schedule)
-    return Plan(
-        step=step,
-        schedule=schedule,
-        plain_peak_bytes=simulate(step.graph, Schedule()).peak_bytes,
-        peak_bytes=result.peak_bytes,
-        recompute_us=result.recompute_us,
-        plain_us=step.graph.total_cost_us(),
-        trace_seconds=0.0,
-        plan_seconds=time.perf_counter() - start,
-    )
 
 
 class Budget:
@@ -173,21 +52,44 @@ class Budget:
             model.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True),
         ]
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: Any, accumulates: bool | None = None, **kwargs: Any) -> Plan:
         """The plan for a forward pass with such arguments, made now if there is none.
+
+        Args:
+            accumulates: whether gradients of earlier passes exist then; None: as they do now.
 
         Raises:
             MemoptError: the budget is too small (the least is named), or the pass cannot be traced.
         """
-        kind = self._kind(args, kwargs)
+        kind = self._kind(args, kwargs, accumulates)
         if kind not in self.plans:
-            start = time.perf_counter()
-            recording = trace(self._model, args, kwargs, costs=self._costs)
-            traced_seconds = time.perf_counter() - start
-            made = make_plan(recording, self.budget_bytes, planner=self._planner, costs=self._costs)
-            self.plans[kind] = replace(made, trace_seconds=traced_seconds)
-            self._programs[kind] = Program(made.step, made.schedule)
+            self._add(kind, self._make(args, kwargs, accumulates))
         return self.plans[kind]
+
+    def _make(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], accumulates: bool | None
+    ) -> Plan:
+        held_bytes = sum(
+            (parameter if parameter.grad is None else parameter.grad).nbytes
+            for parameter in self._model.parameters()
+            if gradient_exists(parameter, accumulates)
+        )
+        recording = trace(self._model, args, kwargs, accumulates=accumulates)
+        for plan in self.plans.values():
+            # Another number of rows changes sizes and times, not what is worth dropping.
+            if same := adapted(plan, recording, self.budget_bytes, held_bytes):
+                return same
+        return make_plan(
+            with_costs(recording, self._costs),
+            self.budget_bytes,
+            held_bytes=held_bytes,
+            planner=self._planner,
+            costs=self._costs,
+        )
+
+    def _add(self, kind: Any, plan: Plan) -> None:
+        self.plans[kind] = plan
+        self._programs[kind] = Program(plan.step, plan.schedule)
 
     def remove(self) -> None:
         """The model runs as before."""
@@ -202,8 +104,10 @@ class Budget:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stack = ExitStack()
         if torch.is_grad_enabled():
-            self.plan(*args, **kwargs)
-            program = self._programs[self._kind(args, kwargs)]
+            kind = self._kind(args, kwargs, None)
+            if kind not in self._programs:
+                self._add(kind, self._make(args, kwargs, None))
+            program = self._programs[kind]
             if program.drops_anything:
                 forward_pass = PlannedPass(program, self._resting(program, args, kwargs))
                 stack.callback(forward_pass.close)
@@ -214,16 +118,17 @@ class Budget:
         if self._open:
             self._open.pop().close()
 
-    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _kind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], accumulates: bool | None
+    ) -> tuple[Any, ...]:
         """All that decides what a forward pass does, as far as it can be told before."""
         leaves, structure = tree_flatten((args, kwargs))
-        parameters = list(self._model.parameters())
         return (
             structure,
             tuple(_describe(leaf) for leaf in leaves),
             tuple([module.training for module in self._model.modules()]),
-            tuple([parameter.requires_grad for parameter in parameters]),
-            any(parameter.grad is not None for parameter in parameters),
+            tuple([parameter.requires_grad for parameter in self._model.parameters()]),
+            tuple([gradient_exists(p, accumulates) for p in self._model.parameters()]),
             tuple(
                 torch.get_autocast_dtype(kind)
                 for kind in ("cpu", "cuda")
@@ -291,34 +196,3 @@ def _describe(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
     return leaf if leaf.__hash__ is not None else repr(leaf)
-
-
-@contextmanager
-def _no_autocast() -> Iterator[None]:
-    with ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-@contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """Fake casts of fake weights have no place in the cache of the region around."""
-    enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
-
-
-@contextmanager
-def _same_random_state() -> Iterator[None]:
-    python, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy_state)

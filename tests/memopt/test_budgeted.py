@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import memopt
-from memopt.budgeted import make_plan, trace
 from memopt.capture import CostTable
-from memopt.errors import MemoptError
+from memopt.errors import BudgetTooSmallError, MemoptError
 from memopt.live_bytes import LiveBytes
+from memopt.plan import make_plan, trace, with_costs
 
 COSTS = CostTable(num_runs=1)
 Loss = Callable[[Any], Tensor]
@@ -39,7 +39,9 @@ class Block(nn.Module):
         return x + self.conv2(self.activation(self.bn2(self.conv1(self.bn1(x)))))
 
 
-def conv_net(activation: Callable[[], nn.Module] = lambda: nn.PReLU(8), blocks: int = 4) -> nn.Module:
+def conv_net(
+    activation: Callable[[], nn.Module] = lambda: nn.PReLU(8), blocks: int = 4
+) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         *(Block(8, activation()) for _ in range(blocks)),
@@ -160,8 +162,14 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         conv_net,
         lambda: images().contiguous(memory_format=torch.channels_last),
     ),
-    "attention": (lambda: nn.Sequential(*(Attention(0.0) for _ in range(3))), lambda: torch.randn(2, 7, 24)),
-    "dropout": (lambda: nn.Sequential(*(Attention(0.3) for _ in range(3))), lambda: torch.randn(2, 7, 24)),
+    "attention": (
+        lambda: nn.Sequential(*(Attention(0.0) for _ in range(3))),
+        lambda: torch.randn(2, 7, 24),
+    ),
+    "dropout": (
+        lambda: nn.Sequential(*(Attention(0.3) for _ in range(3))),
+        lambda: torch.randn(2, 7, 24),
+    ),
     "shared": (Shared, lambda: torch.randn(64, 16)),
     "in place": (InPlace, lambda: torch.randn(64, 16)),
     "custom function": (Custom, lambda: torch.randn(64, 16)),
@@ -196,13 +204,10 @@ def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
 def tightest(model: nn.Module, batch: Tensor, autocast: bool = False) -> tuple[int, int]:
     """The least budget that is found, and the plain peak."""
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-        recording = trace(model, (batch,), costs=COSTS)
-    try:
-        plan = make_plan(recording, 1, costs=COSTS)
-    except MemoptError as error:
-        least = error.least_bytes  # type: ignore[attr-defined]
-        return least, make_plan(recording, 1 << 60, costs=COSTS).plain_peak_bytes
-    return plan.peak_bytes, plan.plain_peak_bytes
+        recording = with_costs(trace(model, (batch,)), COSTS)
+    with pytest.raises(BudgetTooSmallError) as caught:
+        make_plan(recording, 1, costs=COSTS)
+    return caught.value.least_bytes, make_plan(recording, 1 << 60, costs=COSTS).plain_peak_bytes
 
 
 @pytest.mark.parametrize("autocast", [False, True])
