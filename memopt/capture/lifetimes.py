@@ -33,8 +33,8 @@ class Lifetimes:
         life = getattr(storage, _ATTRIBUTE, None)
         return life.number if life is not None and life.lifetimes is self else None
 
-    def begin(self, storage: torch.UntypedStorage) -> int:
-        """Numbers a new storage."""
+    def begin(self, storage: torch.UntypedStorage, *, resting: bool) -> int:
+        """Numbers a new storage; ends of resting ones are noted too."""
         number = len(self.num_alive)
         self.last_use.append(self.now)
         self.program_last_use.append(None)

@@ -23,6 +23,19 @@ _WRITES_RUNNING_STATISTICS = frozenset(
         "aten::batch_norm_update_stats",
     }
 )
+# Whatever fills their result may be out of sight: a kernel of Triton's, NumPy. None of it may run
+# again without that.
+_GIVES_UNWRITTEN_MEMORY = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+    )
+)
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 # Their result's size depends on values only if an index is a mask.
 _SIZED_BY_MASKS = ("aten::index.Tensor", "aten::_unsafe_index.Tensor")
@@ -74,6 +87,7 @@ def facts(function: torch._ops.OpOverload) -> Facts:
     # size depends on values cannot be planned for.
     if (
         function.namespace not in ("aten", "prims")
+        or schema.name in _GIVES_UNWRITTEN_MEMORY
         or torch.Tag.data_dependent_output in function.tags
         or torch.Tag.dynamic_output_shape in function.tags
     ):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -19,19 +18,13 @@ from torch._C import _current_graph_task_id
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.capture.lifetimes import Lifetimes
-from memopt.capture.operators import (
-    Facts,
-    facts,
-    replay_of,
-    updated_statistics,
-    with_views,
-    written,
-)
+from memopt.capture.operators import Facts
 from memopt.capture.pattern import digest
 from memopt.capture.recording import Call, Recording, TensorView
 from memopt.capture.saving import SavedTensors
+from memopt.capture.tracking import Running, Tracker, is_made_of_tensors
 from memopt.errors import MemoptError
-from memopt.graph import Operator, OpGraph, Replay, Role, Storage, Value
+from memopt.graph import Operator, OpGraph, Replay, Role, Storage
 
 _ONE_AT_A_TIME = Lock()
 
@@ -80,10 +73,7 @@ class Recorder(TorchDispatchMode):
         self._saving = SavedTensors(self, copy=copy_saved)
         self._copy_saved = copy_saved
         self._paused = False
-        self._sizes_bytes: list[int] = []
-        self._resting: list[bool] = []
-        self._current: list[int] = []  # value that each storage holds
-        self._values: list[Value] = []
+        self._tracker = Tracker(self.lifetimes)
         self._operators: list[tuple[Facts, tuple[int, ...], tuple[int, ...], Replay, bool]] = []
         self._costs: list[float | tuple[Any, Any]] = []
 
@@ -118,19 +108,18 @@ class Recorder(TorchDispatchMode):
         for position, thing in enumerate(resting):
             if isinstance(thing, nn.Module):
                 for name, tensor in [*thing.named_parameters(), *thing.named_buffers()]:
-                    names[f"{position}.{name}"] = self._storage(tensor, resting=True)
+                    names[f"{position}.{name}"] = self._tracker.storage(tensor, resting=True)
             else:
-                names[str(position)] = self._storage(thing, resting=True)
+                names[str(position)] = self._tracker.storage(thing, resting=True)
         return {name: number for name, number in names.items() if number is not None}
 
     def view(self, tensor: Tensor) -> TensorView:
         """A tensor by value and geometry. One never seen before was there before."""
-        number = self._storage(tensor, resting=True)
-        return TensorView.of(tensor, None if number is None else self._current[number])
+        return self._tracker.view(tensor)
 
     def is_resting(self, value: int) -> bool:
         """Whether a value is of a storage that was there before."""
-        return self._resting[self._values[value].storage]
+        return self._tracker.is_resting[self._tracker.values[value].storage]
 
     def result(
         self, names: dict[str, int], *, keep_calls: bool, costs_us: list[float] | None = None
@@ -147,19 +136,21 @@ class Recorder(TorchDispatchMode):
                 f"the recorded step ran {len(self._operators)} operators and no backward pass: "
                 "give one that calls backward() on its loss"
             )
-        num_operators, lifetimes = len(self._operators), self.lifetimes
+        num_operators, lifetimes, tracker = len(self._operators), self.lifetimes, self._tracker
         storages, last_use, program_last_use = [], [], []
-        for number, size_bytes in enumerate(self._sizes_bytes):
+        for number, size_bytes in enumerate(tracker.sizes_bytes):
             alive = lifetimes.num_alive[number] > 0
             role = Role.RESULT if alive else Role.ACTIVATION
-            storages.append(Storage(size_bytes, Role.RESTING if self._resting[number] else role))
+            storages.append(
+                Storage(size_bytes, Role.RESTING if tracker.is_resting[number] else role)
+            )
             last_use.append(num_operators if alive else lifetimes.last_use[number])
             dropped = lifetimes.program_last_use[number]
             program_last_use.append(num_operators if dropped is None else dropped)
         saved = self._saving.saved(num_operators)
         graph = OpGraph(
             storages=tuple(storages),
-            values=tuple(self._values),
+            values=tuple(tracker.values),
             operators=tuple(
                 Operator(known.name, reads, makes, cost_us, replay, backward)
                 for (known, reads, makes, replay, backward), cost_us in zip(
@@ -190,23 +181,11 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused or not self.is_open or func.namespace == "prim":
             return func(*args, **kwargs)  # of `prim` only fake tensors are asked, for their device
-        if any(map(_is_made_of_tensors, types)):
+        if any(map(is_made_of_tensors, types)):
             return NotImplemented  # its operators on those come here
-        known = facts(func)
-        given: list[Tensor] = []
-        reads: dict[int, None] = {}
-
-        def argument(tensor: Tensor) -> TensorView:
-            given.append(tensor)
-            view = self.view(tensor)
-            if view.value is not None:
-                reads[view.value] = None
-            return view
-
-        call_args = with_views(args, argument)
-        call_kwargs = {name: with_views(value, argument) for name, value in kwargs.items()}
+        running = Running(self._tracker, func, args, kwargs)
         cost: float | tuple[Any, Any]
-        if self._may_use_cuda and any(tensor.is_cuda for tensor in given):
+        if self._may_use_cuda and any(tensor.is_cuda for tensor in running.given):
             cost = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             cost[0].record()
             result = func(*args, **kwargs)
@@ -216,74 +195,12 @@ class Recorder(TorchDispatchMode):
             result = func(*args, **kwargs)
             cost = (time.perf_counter_ns() - start) / 1000
         self._costs.append(cost)
-
         self.lifetimes.now += 1
-        first_new = len(self._sizes_bytes)
-        call_results = with_views(result, self._result)
-        makes = dict.fromkeys(self._current[first_new:])
-        replay = replay_of(known, args, kwargs)
-        if any(map(_cannot_be_rebuilt, given)):
-            replay = Replay.NEVER
-        if known.writes or known.statistics:
-            if not self._write(known, args, kwargs, reads, makes):
-                replay = Replay.NEVER
-            call_results = with_views(result, self._result)
-        self.calls.append(Call(func, call_args, call_kwargs, call_results))
+        ran = running.done(result)
+        self.calls.append(ran.call)
         backward = _current_graph_task_id() != -1
-        self._operators.append((known, tuple(reads), tuple(makes), replay, backward))
+        self._operators.append((ran.known, ran.reads, ran.makes, ran.replay, backward))
         return result
-
-    def _write(
-        self,
-        known: Facts,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        reads: dict[int, None],
-        makes: dict[int, None],
-    ) -> bool:
-        """Adds what a call that has run wrote to; whether all of that was the iteration's own."""
-        is_own = True
-        statistics = {id(tensor) for tensor in updated_statistics(known, args, kwargs)}
-        for tensor in written(known, args, kwargs):
-            number = self._storage(tensor, resting=True)
-            if number is None:
-                is_own = False
-                continue
-            self._sizes_bytes[number] = max(
-                self._sizes_bytes[number], tensor.untyped_storage().nbytes()
-            )
-            held = self._current[number]
-            if held in makes:
-                continue  # one storage through several arguments
-            if id(tensor) in statistics:
-                reads.pop(held, None)
-            elif self._resting[number]:
-                is_own = False
-            makes[self._new_value(number, self._values[held].version + 1)] = None
-        return is_own
-
-    def _result(self, tensor: Tensor) -> TensorView:
-        number = self._storage(tensor, resting=False)
-        return TensorView.of(tensor, None if number is None else self._current[number])
-
-    def _storage(self, tensor: Tensor, *, resting: bool) -> int | None:
-        """Number of a tensor's storage, new if not seen before; None if it has no single one."""
-        if tensor.layout is not torch.strided or _is_made_of_tensors(type(tensor)):
-            return None
-        storage = tensor.untyped_storage()
-        number = self.lifetimes.number(storage)
-        if number is None:
-            number = self.lifetimes.begin(storage)
-            self._sizes_bytes.append(storage.nbytes())
-            self._resting.append(resting)
-            self._current.append(-1)
-            self._new_value(number, version=0)
-        return number
-
-    def _new_value(self, storage: int, version: int) -> int:
-        self._values.append(Value(storage, version))
-        self._current[storage] = len(self._values) - 1
-        return self._current[storage]
 
     def _measured_us(self) -> list[float]:
         if any(isinstance(cost, tuple) for cost in self._costs):
@@ -292,14 +209,3 @@ class Recorder(TorchDispatchMode):
             cost[0].elapsed_time(cost[1]) * 1000 if isinstance(cost, tuple) else cost
             for cost in self._costs
         ]
-
-
-@cache
-def _is_made_of_tensors(kind: type) -> bool:
-    """Such as DTensor, see torch.utils._python_dispatch.is_traceable_wrapper_subclass."""
-    return hasattr(kind, "__tensor_flatten__")
-
-
-def _cannot_be_rebuilt(tensor: Tensor) -> bool:
-    """A replay has storages and strides only."""
-    return tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg()
