@@ -123,7 +123,7 @@ class _Run:
     ) -> None:
         self.graph = graph
         self.arena = arena
-        self.state = State(graph, arena)
+        self.state = State.of(graph, arena)
         self.policy = policy(self.state)
         self.observer = observer
         self.base_us = graph.total_cost_us()

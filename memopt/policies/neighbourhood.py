@@ -33,11 +33,15 @@ class ExactNeighbourhood:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._costs_us = np.zeros(len(state.parents))
-        self._stale = set(range(len(state.parents)))
+        self._costs_us = np.zeros(0)
+        self._stale: set[int] = set()
 
     def costs_us(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
         """Of each value, in microseconds."""
+        num_known, num_values = len(self._costs_us), len(self._state.parents)
+        if num_known < num_values:
+            self._costs_us = np.concatenate([self._costs_us, np.zeros(num_values - num_known)])
+            self._stale.update(range(num_known, num_values))
         for value in self._stale.intersection(values.tolist()):
             self._costs_us[value] = self._cost_us(value)
             self._stale.discard(value)
@@ -78,7 +82,7 @@ class ClassNeighbourhood:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._node = [-1] * len(state.parents)
+        self._node: dict[int, int] = {}
         self._parent: list[int] = []
         self._sum_us: list[float] = []
 
@@ -102,10 +106,9 @@ class ClassNeighbourhood:
             self._node[value] = node
             for other in self._state.evicted_neighbours(value):
                 self._unite(node, self._node[other])
-        elif self._node[value] >= 0:
-            root = self._root(self._node[value])
+        elif value in self._node:
+            root = self._root(self._node.pop(value))
             self._sum_us[root] = max(0.0, self._sum_us[root] - cost_us)
-            self._node[value] = -1
 
     def _root(self, node: int) -> int:
         while self._parent[node] != node:

@@ -1,7 +1,8 @@
 """What an online policy may know: what has run so far, what is in memory, and where.
 
-Values are numbers into `OpGraph.values`. An online policy decides as it goes: of what has not been
-made it may ask for size and cost alone, when its memory is to be found, and last uses are not told.
+Values are numbers into `OpGraph.values`, or of a pass in training, where they are added as they are
+made. An online policy decides as it goes: of what has not been made it may ask for size and cost
+alone, when its memory is to be found, and last uses are not told.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LEAST_STALENESS_US = 1e-3
 
 
 class State:
-    """Memory of a replay as it runs. Arrays are indexed by value.
+    """Memory as an iteration runs. Arrays are indexed by value, and may be longer than needed.
 
     Attributes:
         arena: where the blocks lie.
@@ -39,32 +40,58 @@ class State:
         children: of each value, what was made from it so far; that is, made at least once.
     """
 
-    def __init__(self, graph: OpGraph, arena: Allocator) -> None:
-        num_values = len(graph.values)
+    def __init__(self, arena: Allocator, capacity: int = 0) -> None:
+        """No values yet, room for `capacity`."""
         self.arena = arena
-        self.maker = graph.maker()
-        self.size_bytes = np.array(
-            [graph.storages[value.storage].size_bytes for value in graph.values], dtype=np.int64
-        )
-        self.cost_us = np.array(
-            [0.0 if maker is None else graph.operators[maker].cost_us for maker in self.maker]
-        )
-        self.last_access_us = np.zeros(num_values)
-        self.num_recomputes = np.zeros(num_values, dtype=np.int64)
-        self.blocks: list[Block | None] = [None] * num_values
+        self.maker: list[int | None] = []
+        self.size_bytes = np.zeros(capacity, dtype=np.int64)
+        self.cost_us = np.zeros(capacity)
+        self.last_access_us = np.zeros(capacity)
+        self.num_recomputes = np.zeros(capacity, dtype=np.int64)
+        self.blocks: list[Block | None] = []
         self.value_of: dict[Block, int] = {}
-        self.is_resident = [maker is None for maker in self.maker]
-        self.is_made = [maker is None for maker in self.maker]
+        self.is_resident: list[bool] = []
+        self.is_made: list[bool] = []
         self.candidates: set[int] = set()
         self.clock_us = 0.0
+        self.parents: list[Sequence[int]] = []
+        self.children: list[list[int]] = []
+
+    @classmethod
+    def of(cls, graph: OpGraph, arena: Allocator) -> State:
+        """Before the first operator of an iteration."""
+        state = cls(arena, len(graph.values))
         rests = [graph.storages[value.storage].role is Role.RESTING for value in graph.values]
-        self.parents: list[Sequence[int]] = [
-            ()
-            if maker is None
-            else tuple(read for read in graph.operators[maker].reads if not rests[read])
-            for maker in self.maker
-        ]
-        self.children: list[list[int]] = [[] for _ in graph.values]
+        for value, maker in zip(graph.values, graph.maker(), strict=True):
+            size_bytes = graph.storages[value.storage].size_bytes
+            if maker is None:
+                state.add(None, size_bytes, 0.0, ())
+            else:
+                made_by = graph.operators[maker]
+                parents = tuple(read for read in made_by.reads if not rests[read])
+                state.add(maker, size_bytes, made_by.cost_us, parents)
+        return state
+
+    def add(
+        self, maker: int | None, size_bytes: int, cost_us: float, parents: Sequence[int]
+    ) -> None:
+        """The next value. One without a maker rests in memory; parents do not."""
+        number = len(self.maker)
+        if number == len(self.size_bytes):
+            room = max(number, 64)
+            self.size_bytes = np.concatenate([self.size_bytes, np.zeros(room, dtype=np.int64)])
+            self.cost_us = np.concatenate([self.cost_us, np.zeros(room)])
+            self.last_access_us = np.concatenate([self.last_access_us, np.zeros(room)])
+            more = np.zeros(room, dtype=np.int64)
+            self.num_recomputes = np.concatenate([self.num_recomputes, more])
+        self.maker.append(maker)
+        self.size_bytes[number] = size_bytes
+        self.cost_us[number] = cost_us
+        self.blocks.append(None)
+        self.is_resident.append(maker is None)
+        self.is_made.append(maker is None)
+        self.parents.append(parents)
+        self.children.append([])
 
     def is_evicted(self, value: int) -> bool:
         """Made once and not there now: evicted, overwritten, or dropped by the program."""

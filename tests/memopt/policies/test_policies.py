@@ -199,7 +199,7 @@ def test_dte_spares_what_was_made_again_often() -> None:
         (Operator("a", (), (0,), 1.0), Operator("b", (), (1,), 1.0)),
         (2, 2),
     )
-    state = State(graph, Arena(8))
+    state = State.of(graph, Arena(8))
     for value in range(2):
         state.blocks[value] = state.arena.allocate(4)
         state.is_made[value] = state.is_resident[value] = True
