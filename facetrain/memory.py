@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,15 +26,12 @@ from torch import Tensor
 
 from facetrain.backbones import Backbone
 from facetrain.errors import FacetrainError
-from memopt.blocks import (
-    ChainProfile,
-    SegmentPlan,
-    SegmentRunner,
-    plan_segments,
-    profile_segments,
-)
-from memopt.errors import MemoptError
+from memopt import Budget, MemoptError, budget
+from memopt.capture import CostTable
+from memopt.errors import BudgetTooSmallError
+from memopt.execute import find_splits
 from memopt.live_bytes import LiveBytes
+from memopt.plan import Plan, trace, with_costs
 from memopt.units import format_bytes, parse_bytes
 
 __all__ = [
@@ -44,7 +42,7 @@ __all__ = [
     "parse_bytes",
     "peak_memory_bytes",
     "peak_rss_bytes",
-    "profile_backbone",
+    "time_operators",
 ]
 
 
@@ -59,8 +57,9 @@ class MemoryReport:
         predicted_overhead: recompute time as a share of the backbone's plain step time.
         measured_peak_bytes: the largest counted in any `measure` region; None before the first.
         cuda_peak_bytes: the allocator's peak in these regions; None on a CPU.
-        recomputed: names of the segments that are recomputed.
-        num_segments: how many the backbone has.
+        measured_overhead: share of the time in these regions, without recomputation, that
+            recomputation took; None on a GPU, where operators run behind the program.
+        num_dropped: tensors saved for backward that the plan drops and recomputes.
         peak_rss_bytes: peak resident memory of this process, everything included.
     """
 
@@ -70,8 +69,8 @@ class MemoryReport:
     predicted_overhead: float | None
     measured_peak_bytes: int | None
     cuda_peak_bytes: int | None
-    recomputed: tuple[str, ...]
-    num_segments: int
+    measured_overhead: float | None
+    num_dropped: int
     peak_rss_bytes: int
 
     def describe(self) -> str:
@@ -82,7 +81,6 @@ class MemoryReport:
         else:
             assert self.plain_peak_bytes is not None
             assert self.predicted_peak_bytes is not None
-            assert self.predicted_overhead is not None
             parts += [
                 f"backbone memory: budget {format_bytes(self.budget_bytes)}",
                 f"plain {format_bytes(self.plain_peak_bytes)}",
@@ -93,38 +91,41 @@ class MemoryReport:
         if self.cuda_peak_bytes is not None:
             parts.append(f"CUDA allocator {format_bytes(self.cuda_peak_bytes)}")
         if self.predicted_overhead is not None:
-            parts.append(
-                f"{len(self.recomputed)} of {self.num_segments} segments recomputed "
-                f"(+{self.predicted_overhead:.1%} backbone time)"
-            )
+            times = f"+{self.predicted_overhead:.1%} backbone time planned"
+            if self.measured_overhead is not None:
+                times += f", +{self.measured_overhead:.1%} measured"
+            parts.append(f"{self.num_dropped} tensors dropped ({times})")
         parts.append(f"process peak {format_bytes(self.peak_rss_bytes)}")
         return ", ".join(parts)
 
 
 class MemoryManager:
-    """Runs a backbone's forward pass under a plan, or plainly where there is no budget.
+    """Runs a backbone's forward pass inside a budget, or plainly where there is none.
 
     Made by `fit`. Gradients, BatchNorm statistics and random state equal those of plain training.
 
     Attributes:
-        plan: what is recomputed; None without a budget.
+        plan: what is dropped at the largest batch; None without a budget.
     """
 
     def __init__(
         self,
         backbone: Backbone,
-        profile: ChainProfile | None,
-        plan: SegmentPlan | None,
+        held: Budget | None,
+        plan: Plan | None,
         autocast_dtype: torch.dtype | None,
+        budget_bytes: int | None,
+        reserved_bytes: int,
     ) -> None:
         self.plan = plan
         self._backbone = backbone
+        self._held = held
         self._autocast_dtype = autocast_dtype
-        self._planned_shape = None if profile is None else profile.input_shape
-        self._segments = backbone.segments()
-        self._runner = None if plan is None else SegmentRunner(self._segments, plan, autocast_dtype)
+        self._budget_bytes = budget_bytes
+        self._reserved_bytes = reserved_bytes
         self._measured_peak_bytes: int | None = None
         self._cuda_peak_bytes: int | None = None
+        self._measured_seconds = self._recompute_seconds = 0.0
 
     @classmethod
     def fit(
@@ -135,61 +136,67 @@ class MemoryManager:
         *,
         autocast_dtype: torch.dtype | None = None,
         accumulates: bool = False,
-        profile: ChainProfile | None = None,
+        costs: CostTable | None = None,
         reserved_bytes: int = 0,
     ) -> MemoryManager:
-        """Plans for batches up to the size of the example.
+        """Plans the step on such a batch; other shapes are planned when they come.
 
         Args:
             backbone: in training mode, on its device.
             example_images: [B, 3, H, W] as the backbone gets them, B the most rows of a (micro-)
                 batch on any rank; the values do not matter.
-            budget_bytes: None runs plainly and profiles nothing.
+            budget_bytes: None runs plainly and plans nothing.
             autocast_dtype: run the backbone under autocast to this type. `forward` enters autocast
                 itself: an outer region would cache cast weights that nobody planned.
-            accumulates: gradients of earlier micro-batches exist when a forward pass starts.
-            reserved_bytes: of the budget, see `plan_segments`.
-            profile: what `profile_backbone` measured, on rank 0 and then broadcast, so that every
+            accumulates: gradients of earlier micro-batches exist when a later pass starts.
+            reserved_bytes: of the budget, for what the step holds beside the backbone's tensors.
+            costs: what `time_operators` measured, on rank 0 and then broadcast, so that every
                 rank makes the same plan; measured here when None.
 
         Raises:
             MemoptError: the budget is too small (the least is named), or the backbone cannot be
-                profiled.
+                planned for.
             FacetrainError: the backbone is not in training mode.
         """
         if budget_bytes is None:
-            return cls(backbone, None, None, autocast_dtype)
-        if profile is None:
-            profile = profile_backbone(
-                backbone, example_images, autocast_dtype=autocast_dtype, accumulates=accumulates
-            )
-        plan = plan_segments(profile, budget_bytes, reserved_bytes)
-        return cls(backbone, profile, plan, autocast_dtype)
+            return cls(backbone, None, None, autocast_dtype, None, 0)
+        _check_training(backbone)
+        held = budget(
+            backbone,
+            budget_bytes - reserved_bytes,
+            costs=CostTable() if costs is None else costs,
+        )
+        plans: list[Plan] = []
+        too_small: list[BudgetTooSmallError] = []
+        with _autocast(example_images.device.type, autocast_dtype):
+            for with_gradients in (False, True) if accumulates else (False,):
+                try:
+                    plans.append(held.plan(example_images, accumulates=with_gradients))
+                except BudgetTooSmallError as error:
+                    too_small.append(error)
+        if too_small:
+            held.remove()
+            raise max(too_small, key=lambda error: error.least_bytes)
+        plan = max(plans, key=lambda one: one.peak_bytes)
+        return cls(backbone, held, plan, autocast_dtype, budget_bytes, reserved_bytes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings [B, D] of normalised images [B, 3, H, W].
 
-        Without gradients, in evaluation, it runs plainly at any batch size.
+        Without gradients, in evaluation, it runs plainly.
 
         Raises:
-            FacetrainError: a batch larger than the plan is for, or an outer autocast region that
-                the plan does not know.
+            MemoptError: a batch that does not fit the budget.
+            FacetrainError: an outer autocast region.
         """
-        if self._runner is None or not torch.is_grad_enabled():
-            with _autocast(images.device.type, self._autocast_dtype):
-                return self._backbone(images)
-        assert self._planned_shape is not None
-        if images.shape[0] > self._planned_shape[0] or images.shape[1:] != self._planned_shape[1:]:
+        device = images.device.type
+        if self._autocast_dtype is None and torch.is_autocast_enabled(device):
             raise FacetrainError(
-                f"batch of shape {list(images.shape)}: the memory plan is for at most "
-                f"{list(self._planned_shape)}; fit with the largest batch"
+                "autocast is on around the backbone, whose memory is planned without: pass "
+                "autocast_dtype to fit"
             )
-        if self._autocast_dtype is None and torch.is_autocast_enabled(images.device.type):
-            raise FacetrainError(
-                "autocast is on around the backbone, but its memory plan was made without; "
-                "pass autocast_dtype to fit"
-            )
-        return self._runner(images)
+        with _autocast(device, self._autocast_dtype):
+            return self._backbone(images)
 
     @contextmanager
     def measure(self) -> Iterator[LiveBytes]:
@@ -204,8 +211,13 @@ class MemoryManager:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             resting_bytes = torch.cuda.memory_allocated(device)
+        recomputed_before = 0.0 if self._held is None else self._held.recompute_seconds
+        start = time.perf_counter()
         with LiveBytes() as live:
             yield live
+        self._measured_seconds += time.perf_counter() - start - live.paused_seconds
+        if self._held is not None:
+            self._recompute_seconds += self._held.recompute_seconds - recomputed_before
         self._measured_peak_bytes = max(self._measured_peak_bytes or 0, live.peak_bytes)
         if device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(device) - resting_bytes
@@ -213,47 +225,48 @@ class MemoryManager:
 
     def report(self) -> MemoryReport:
         """Budget, prediction and measurement so far."""
-        plan = self.plan
+        plan, reserved = self.plan, self._reserved_bytes
+        measured_overhead = None
+        on_gpu = next(self._backbone.parameters()).device.type == "cuda"
+        if plan is not None and self._measured_seconds and not on_gpu:
+            rest = self._measured_seconds - self._recompute_seconds
+            measured_overhead = self._recompute_seconds / rest
         return MemoryReport(
-            budget_bytes=None if plan is None else plan.budget_bytes,
-            plain_peak_bytes=None if plan is None else plan.plain_peak_bytes,
-            predicted_peak_bytes=None if plan is None else plan.predicted_peak_bytes,
-            predicted_overhead=None if plan is None else plan.predicted_overhead,
+            budget_bytes=self._budget_bytes,
+            plain_peak_bytes=None if plan is None else plan.plain_peak_bytes + reserved,
+            predicted_peak_bytes=None if plan is None else plan.peak_bytes + reserved,
+            predicted_overhead=None if plan is None else plan.overhead,
             measured_peak_bytes=self._measured_peak_bytes,
             cuda_peak_bytes=self._cuda_peak_bytes,
-            recomputed=() if plan is None else plan.recomputed_names,
-            num_segments=len(self._segments),
+            measured_overhead=measured_overhead,
+            num_dropped=0 if plan is None else len(plan.schedule.drops),
             peak_rss_bytes=peak_rss_bytes(),
         )
 
 
-def profile_backbone(
-    backbone: Backbone,
-    example_images: Tensor,
-    *,
-    autocast_dtype: torch.dtype | None = None,
-    accumulates: bool = False,
-    num_timings: int = 2,
-) -> ChainProfile:
-    """Measures each segment alone, in about `num_timings` + 3 steps' time; data to broadcast.
+def time_operators(
+    backbone: Backbone, example_images: Tensor, *, autocast_dtype: torch.dtype | None = None
+) -> CostTable:
+    """Times each distinct operator of a step once, in some seconds; data to broadcast.
 
-    Arguments as of `MemoryManager.fit`; of `num_timings` runs the fastest counts. Weights, buffers,
-    gradients and random state are left as they were. Call it before a distributed optimizer hooks
-    itself to the parameters.
+    Arguments as of `MemoryManager.fit`.
 
     Raises:
-        MemoptError: SyncBatchNorm in the backbone, or hooks on its parameters.
+        MemoptError: the backbone cannot be traced.
         FacetrainError: the backbone is not in training mode.
     """
+    _check_training(backbone)
+    costs = CostTable()
+    with _autocast(example_images.device.type, autocast_dtype):
+        recording = trace(backbone, (example_images,))
+    with_costs(recording, costs)
+    find_splits(recording, costs)
+    return costs
+
+
+def _check_training(backbone: Backbone) -> None:
     if not backbone.training:
         raise FacetrainError("the backbone is in evaluation mode: call train() before planning")
-    return profile_segments(
-        backbone.segments(),
-        example_images,
-        autocast_dtype=autocast_dtype,
-        accumulates=accumulates,
-        num_timings=num_timings,
-    )
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -28,7 +28,7 @@ from facetrain.errors import FacetrainError, TrainingStopped
 from facetrain.evaluation.baselines import PixelPca
 from facetrain.evaluation.task import EvaluationTask, SystemResult, embed_over_ranks
 from facetrain.head import build_head, describe_head, load_initial_centers
-from facetrain.memory import MemoptError, MemoryManager, parse_bytes, profile_backbone
+from facetrain.memory import MemoptError, MemoryManager, parse_bytes, time_operators
 from facetrain.model_files import MODEL_FILE, load_initial_weights, save_model
 from facetrain.optim import LrSchedule
 from facetrain.preflight import check_sizes, load_dataset
@@ -211,12 +211,8 @@ def plan_memory(
     size = backbone.image_size
     example = torch.zeros((rows, 3, size, size), device=communicator.device)
     example = example.contiguous(memory_format=torch.channels_last)
-    accumulates = optim.micro_batches > 1
-    profile = on_first_rank(
-        communicator,
-        lambda: profile_backbone(
-            backbone, example, autocast_dtype=autocast_dtype, accumulates=accumulates
-        ),
+    costs = on_first_rank(
+        communicator, lambda: time_operators(backbone, example, autocast_dtype=autocast_dtype)
     )
     try:
         return MemoryManager.fit(
@@ -224,8 +220,8 @@ def plan_memory(
             example,
             parse_bytes(config.memory),
             autocast_dtype=autocast_dtype,
-            accumulates=accumulates,
-            profile=profile,
+            accumulates=optim.micro_batches > 1,
+            costs=costs,
             reserved_bytes=(
                 largest_bucket_bytes(backbone.parameters()) if communicator.world_size > 1 else 0
             ),

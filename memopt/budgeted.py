@@ -35,6 +35,7 @@ class Budget:
         budget_bytes: peak above the resting state (weights, buffers, optimizer state, inputs) over
             the model's forward and backward, gradients of weights included.
         plans: made so far, by kind of pass.
+        recompute_seconds: spent on recomputation so far. On a GPU that is the time to launch it.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Budget:
     ) -> None:
         self.budget_bytes = budget_bytes
         self.plans: dict[Any, Plan] = {}
+        self.recompute_seconds = 0.0
         self._model = model
         self._planner = planner
         self._costs = costs
@@ -109,10 +111,15 @@ class Budget:
                 self._add(kind, self._make(args, kwargs, None))
             program = self._programs[kind]
             if program.drops_anything:
-                forward_pass = PlannedPass(program, self._resting(program, args, kwargs))
+                forward_pass = PlannedPass(
+                    program, self._resting(program, args, kwargs), self._recomputed
+                )
                 stack.callback(forward_pass.close)
                 stack.enter_context(forward_pass.hooks())
         self._open.append(stack)
+
+    def _recomputed(self, seconds: float) -> None:
+        self.recompute_seconds += seconds
 
     def _leave(self, *_: Any) -> None:
         if self._open:

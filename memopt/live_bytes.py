@@ -15,6 +15,7 @@ workspace inside a kernel, the allocator's rounding and fragmentation, and what 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,7 @@ class LiveBytes(TorchDispatchMode):
         live_bytes: bytes alive now. Goes on falling after the region, as tensors die.
         peak_bytes: largest `live_bytes` since the start or the last `reset_peak`.
         timeline: `live_bytes` after each operator, if asked for.
+        paused_seconds: time spent in `paused`.
     """
 
     def __init__(self, *, record_timeline: bool = False) -> None:
@@ -60,6 +62,7 @@ class LiveBytes(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self.timeline: list[int] = []
+        self.paused_seconds = 0.0
         self._record_timeline = record_timeline
         self._paused = False
         # Unique while any storage carries it: an allocation keeps its counter alive.
@@ -73,10 +76,13 @@ class LiveBytes(TorchDispatchMode):
     def paused(self) -> Iterator[None]:
         """What is created inside is never counted; what dies inside still leaves the count."""
         before, self._paused = self._paused, True
+        start = time.perf_counter()
         try:
             yield
         finally:
             self._paused = before
+            if not before:
+                self.paused_seconds += time.perf_counter() - start
 
     def counted_bytes(self, tensor: Tensor) -> int:
         """Bytes this counter holds for the storage of `tensor`; 0 if it was made elsewhere."""

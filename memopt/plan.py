@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memopt.capture import CostTable, Recording, fake_copy, record_fake
@@ -111,7 +112,8 @@ def trace(
         gradients = [p.grad for p in fake_model.parameters() if p.grad is not None]
         return step, [fake_model, *resting, *gradients]
 
-    with _same_random_state(), torch.enable_grad(), _no_autocast_cache():
+    # Modes around the step, such as counters of bytes, have no business with fake tensors.
+    with _disable_current_modes(), _same_random_state(), torch.enable_grad(), _no_autocast_cache():
         return record_fake(build, costs=costs, calls=True)
 
 

@@ -1,7 +1,7 @@
-"""A backbone as a chain of segments: what is kept or recomputed as one piece under a byte budget.
+"""A backbone as a chain of segments: the pieces that tools which checkpoint or pipeline cut at.
 
 forward(x) = segments[-1].forward(... segments[0].forward(x)); the only tensor that passes from one
-segment to the next is the activation, so dropping what lies inside a segment never breaks another.
+segment to the next is the activation.
 """
 
 from __future__ import annotations

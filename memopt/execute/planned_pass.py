@@ -11,8 +11,9 @@ there. A recomputed tensor is compared with elements noted when it was dropped.
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -43,14 +44,21 @@ class PlannedPass:
     Args:
         program: what to do.
         resting: values that the model and its inputs hold, by number.
+        recomputed: called with the seconds that a recomputation took.
 
     Attributes:
         diverged_at: ordinal from which on the forward pass was another than planned; None if it
             was not.
     """
 
-    def __init__(self, program: Program, resting: Tensors) -> None:
+    def __init__(
+        self,
+        program: Program,
+        resting: Tensors,
+        recomputed: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self.program = program
+        self._recomputed = recomputed
         self.diverged_at: int | None = None
         self._packed = program.packed
         self._resting = resting
@@ -111,7 +119,9 @@ class PlannedPass:
             return self._one(handle, planned)
         group = self.program.groups[number]
         if self._left[number] == group.size and group.targets:
+            start = time.perf_counter()
             self._remake_group(number)
+            self._recomputed(time.perf_counter() - start)
         tensor = self._one(handle, planned)
         self._left[number] -= 1
         if self._left[number] == 0:
