@@ -22,7 +22,7 @@ from memopt.capture import CostTable, Recording, fake_copy, record_fake
 from memopt.capture.fake import fake_like
 from memopt.controlled import ControlledStep, controlled
 from memopt.errors import BudgetTooSmallError, MemoptError
-from memopt.execute import find_splits
+from memopt.execute import PROBE_BYTES, find_splits
 from memopt.graph import OpGraph, Role
 from memopt.planners import find_planner
 from memopt.schedule import Schedule
@@ -145,10 +145,11 @@ def make_plan(
         MemoptError: unknown planner.
     """
     step = controlled(recording, find_splits(recording, costs))
+    beside_bytes = held_bytes + PROBE_BYTES * len(step.ordinals)
     try:
-        schedule = find_planner(planner)(step.graph, budget_bytes - held_bytes)
+        schedule = find_planner(planner)(step.graph, budget_bytes - beside_bytes)
     except BudgetTooSmallError as error:
-        least_bytes = error.least_bytes + held_bytes
+        least_bytes = error.least_bytes + beside_bytes
         raise BudgetTooSmallError(
             f"memory budget {format_bytes(budget_bytes)} is too small: the least found for this "
             f"step is {format_bytes(least_bytes, round_up=True)}",
@@ -205,7 +206,7 @@ def _plan(step: ControlledStep, schedule: Schedule, held_bytes: int) -> Plan:
         step=step,
         schedule=schedule,
         plain_peak_bytes=simulate(step.graph, Schedule()).peak_bytes + held_bytes,
-        peak_bytes=result.peak_bytes + held_bytes,
+        peak_bytes=result.peak_bytes + held_bytes + PROBE_BYTES * len(schedule.drops),
         recompute_us=result.recompute_us,
         plain_us=step.graph.total_cost_us(),
     )

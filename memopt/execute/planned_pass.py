@@ -24,6 +24,8 @@ from memopt.execute.program import Packed, Program, Step
 from memopt.execute.replay_step import Tensors, seen_as
 
 _NUM_PROBES = 4
+PROBE_BYTES = 8 * _NUM_PROBES
+"""What is noted of a dropped tensor, at most; complex numbers are twice that."""
 
 
 class Handle:
