@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from facetrain.backbones.prelu import PReLU
 from facetrain.backbones.segments import Backbone, Segment
 
 _STAGE_WIDTHS = (64, 128, 256, 512)
@@ -25,7 +26,7 @@ class IResNetBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(in_channels)
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.prelu = nn.PReLU(out_channels)
+        self.prelu = PReLU(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, stride, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.downsample: nn.Sequential | None = None
@@ -57,7 +58,7 @@ class IResNet(Backbone):
         channels = _STAGE_WIDTHS[0]
         self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
-        self.prelu = nn.PReLU(channels)
+        self.prelu = PReLU(channels)
         for stage, (width, num_blocks) in enumerate(zip(_STAGE_WIDTHS, blocks, strict=True), 1):
             layer = [IResNetBlock(channels, width, stride=2)]
             layer += [IResNetBlock(width, width, stride=1) for _ in range(num_blocks - 1)]

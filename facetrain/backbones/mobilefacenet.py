@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from facetrain.backbones.prelu import PReLU
 from facetrain.backbones.segments import Backbone, Segment
 
 
@@ -39,7 +40,7 @@ class ConvBlock(nn.Module):
             nn.BatchNorm2d(out_channels),
         )
         if not linear:
-            self.layers.append(nn.PReLU(out_channels))
+            self.layers.append(PReLU(out_channels))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
