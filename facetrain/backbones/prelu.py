@@ -33,7 +33,7 @@ class PReLU(nn.PReLU):
         if torch.is_autocast_enabled(kind):  # as autocast treats nn.PReLU
             x = x.to(torch.get_autocast_dtype(kind))
         weight = self.weight.to(x.dtype).view(1, -1, *[1] * (x.dim() - 2))
-        output: Tensor = _PReLU.apply(x, weight)  # type: ignore[no-untyped-call]
+        output: Tensor = _PReLU.apply(x, weight)
         return output
 
 
@@ -44,8 +44,8 @@ class _PReLU(torch.autograd.Function):
         return torch._prelu_kernel(x, weight)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         others = [0, *range(2, x.dim())]
         if x.numel() < _LARGE_ELEMENTS:

@@ -142,6 +142,50 @@ def memory_bars(peaks_bytes: Mapping[str, int], budget_bytes: int | None = None)
     return drawing.getvalue()
 
 
+def memory_over_step(
+    bytes_by_name: Mapping[str, np.ndarray], backward_from: int, budget_bytes: int | None = None
+) -> bytes:
+    """Memory while each operator of a step runs, SVG, with a line at the budget.
+
+    Args:
+        bytes_by_name: one array [operators] each, drawn one over the other.
+        backward_from: number of the first operator of backward.
+    """
+    with _axes("operator", "MiB") as (axes, drawing):
+        handles, labels = [], []
+        for (name, values), color in zip(bytes_by_name.items(), _colors(), strict=False):
+            numbers = np.arange(len(values))
+            axes.fill_between(numbers, values / 2**20, step="mid", color=color, alpha=0.25)
+            handles += axes.step(numbers, values / 2**20, where="mid", color=color, linewidth=1)
+            labels.append(f"{name} ({values.max() / 2**20:,.0f})")
+        handles.append(axes.axvline(backward_from, color=_FOREGROUND, linestyle=":", linewidth=1))
+        labels.append("backward begins")
+        if budget_bytes is not None:
+            budget = budget_bytes / 2**20
+            handles.append(axes.axhline(budget, color=_FOREGROUND, linestyle="--", linewidth=1.2))
+            labels.append(f"budget {budget:,.0f}")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, max(len(values) for values in bytes_by_name.values()) - 1)
+        _legend(axes, handles, labels)
+    return drawing.getvalue()
+
+
+def budget_curve(
+    budgets_bytes: Sequence[int], overheads: Sequence[float], budget_bytes: int | None = None
+) -> bytes:
+    """Time that recomputation adds by budget, SVG, with a line at the one chosen."""
+    with _axes("budget, MiB", "added time, %") as (axes, drawing):
+        mebibytes = [size / 2**20 for size in budgets_bytes]
+        axes.plot(mebibytes, [100 * share for share in overheads], color=COLORS[0], marker="o")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        if budget_bytes is not None:
+            budget = budget_bytes / 2**20
+            line = axes.axvline(budget, color=_FOREGROUND, linestyle="--", linewidth=1.2)
+            _legend(axes, [line], [f"budget {budget:,.1f}"])
+    return drawing.getvalue()
+
+
 def face_sheet(rows: Sequence[Sequence[np.ndarray]]) -> bytes:
     """Faces in rows, such as one identity each, PNG with transparent gaps.
 

@@ -1,4 +1,4 @@
-"""The `facetrain` command: `facetrain train|eval|horovod|doctor ...`.
+"""The `facetrain` command: `facetrain train|eval|plan|horovod|doctor ...`.
 
 A command is a function (arguments, prog) -> exit code in a module of its own, imported when called.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "train": ("facetrain_tools.train", "run a training recipe: quickstart, lfw"),
     "eval": ("facetrain_tools.eval", "evaluate a model: verification"),
+    "plan": ("facetrain_tools.plan", "plan a recipe's memory before training: memory"),
     "horovod": ("facetrain_tools.horovod", "build Horovod, the second communication engine"),
     "doctor": ("facetrain_tools.doctor", "check this machine and say what to do"),
 }

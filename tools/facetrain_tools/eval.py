@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from facetrain.command import one_line_errors, parse_flags
+from facetrain.command import parse_flags
 from facetrain.embedder import embed_images
-from facetrain.errors import FacetrainError
 from facetrain.evaluation import VerificationResult, verify
 from facetrain.model_files import load_embedder
 from facetrain.report import Facts, Figure, Section, Table, plots, write_atomically, write_page
 from facetrain.report.tables import percent, tar_table, threshold_table
 from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
+from facetrain_tools.actions import Action, run_action
 
 REPORT_FILE = "report.html"
 RESULTS_FILE = "results.json"
@@ -60,25 +60,14 @@ class VerificationFlags:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the evaluation named first; the rest are its flags."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
-        return 0
-    name, *rest = arguments
-
-    def run() -> int:
-        if name != "verification":
-            raise FacetrainError(f"facetrain eval {name}: no such evaluation; use verification")
-        return run_verification(parse_flags(VerificationFlags, rest, "facetrain eval verification"))
-
-    return one_line_errors(run)
-
-
-def usage() -> str:
-    return (
-        "usage: facetrain eval verification --model FILE --data DIR --pairs FILE [flags]\n"
-        "\n"
-        "  verification  pairs of an LFW pair list (--help lists its flags)"
+    verification = Action(
+        lambda rest: run_verification(
+            parse_flags(VerificationFlags, rest, "facetrain eval verification")
+        ),
+        "--model FILE --data DIR --pairs FILE [flags]",
+        "pairs of an LFW pair list (--help lists its flags)",
     )
+    return run_action("eval", {"verification": verification}, arguments)
 
 
 def run_verification(flags: VerificationFlags) -> int:

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from facetrain.command import one_line_errors, parse_flags
+from facetrain.command import parse_flags
 from facetrain.distributed.cpus import usable_cpus
 from facetrain.errors import FacetrainError
+from facetrain_tools.actions import Action, run_action
 from facetrain_tools.doctor import available_memory_bytes
 
 VERSION = "0.28.1"
@@ -53,25 +54,12 @@ class BuildFlags:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the action named first; the rest are its flags."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
-        return 0
-    name, *rest = arguments
-
-    def run() -> int:
-        if name != "build":
-            raise FacetrainError(f"facetrain horovod {name}: no such action; use build")
-        return build(parse_flags(BuildFlags, rest, "facetrain horovod build"))
-
-    return one_line_errors(run)
-
-
-def usage() -> str:
-    return (
-        "usage: facetrain horovod build [--wheel-dir DIR]\n"
-        "\n"
-        "  build  Horovod for the torch of this environment (some minutes the first time)"
+    action = Action(
+        lambda rest: build(parse_flags(BuildFlags, rest, "facetrain horovod build")),
+        "[--wheel-dir DIR]",
+        "Horovod for the torch of this environment (some minutes the first time)",
     )
+    return run_action("horovod", {"build": action}, arguments)
 
 
 def build(flags: BuildFlags) -> int:
