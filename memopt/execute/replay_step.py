@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from memopt.capture.operators import facts
 from memopt.capture.recording import Call, Recording, TensorView, views
-from memopt.graph import Role
+from memopt.graph import Role, Value
 
 Tensors = dict[int, Tensor]
 """Values that are there, each by a tensor of its home geometry (see `Homes`)."""
@@ -45,11 +44,11 @@ class Homes:
 
 
 def seen_as(tensor: Tensor, view: TensorView) -> Tensor:
-    """Another view of a tensor's storage."""
-    if tensor.dtype == view.dtype:
-        return tensor.as_strided(view.shape, view.stride, view.offset)
-    empty = torch.empty(0, dtype=view.dtype, device=tensor.device)
-    return empty.set_(tensor.untyped_storage(), view.offset, view.shape, view.stride)
+    """Another view of a tensor's storage, with the same count of writes to it."""
+    if tensor.dtype != view.dtype:
+        num_elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+        tensor = tensor.as_strided((num_elements,), (1,), 0).view(view.dtype)
+    return tensor.as_strided(view.shape, view.stride, view.offset)
 
 
 class ReplayStep:
@@ -120,30 +119,41 @@ def recorded_step(recording: Recording, number: int, homes: Homes) -> ReplayStep
     """The step of a recorded operator."""
     assert recording.calls is not None
     graph, operator = recording.graph, recording.graph.operators[number]
-    held_by = {graph.values[read].storage: read for read in operator.reads}
-    own = tuple(
-        made
-        for made in operator.makes
-        if graph.storages[graph.values[made].storage].role is not Role.RESTING
-    )
-    bases = {
-        made: held_by[graph.values[made].storage]
-        for made in own
-        if graph.values[made].storage in held_by
-    }
+    own = _own(recording, number)
+    bases = written_over(graph.values, operator.reads, own)
     return ReplayStep(recording.calls[number], operator.reads, own, bases, homes)
 
 
 def can_replay(recording: Recording, number: int) -> bool:
     """Whether all that an operator makes can be found again in what it returns or writes to."""
     assert recording.calls is not None
-    graph = recording.graph
-    operator, call = graph.operators[number], recording.calls[number]
+    graph, own = recording.graph, _own(recording, number)
+    bases = written_over(graph.values, graph.operators[number].reads, own)
+    return gives_all(recording.calls[number], own, bases)
+
+
+def gives_all(call: Call, makes: Iterable[int], bases: Container[int]) -> bool:
+    """Whether a call returns, or writes to, all of these values."""
     found = {view.value for view in views(call.results)}
-    bases = {graph.values[read].storage for read in operator.reads}
-    return all(
-        made in found or graph.values[made].storage in bases
-        for made in operator.makes
+    return all(made in found or made in bases for made in makes)
+
+
+def written_over(
+    values: Sequence[Value], reads: Iterable[int], makes: Iterable[int]
+) -> dict[int, int]:
+    """Of what an operator makes by writing in place: the version that it read and wrote over."""
+    held_by = {values[read].storage: read for read in reads}
+    return {
+        made: held_by[values[made].storage] for made in makes if values[made].storage in held_by
+    }
+
+
+def _own(recording: Recording, number: int) -> tuple[int, ...]:
+    """What an operator makes, without new versions of resting values."""
+    graph = recording.graph
+    return tuple(
+        made
+        for made in graph.operators[number].makes
         if graph.storages[graph.values[made].storage].role is not Role.RESTING
     )
 
