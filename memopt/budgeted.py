@@ -7,8 +7,9 @@
 
 Each forward pass with gradients runs under a plan for inputs of such shapes. A shape, mode or type
 that was not met before is traced under fake tensors and planned first, so that no step runs over
-the budget; plans are kept. Gradients, buffers and random state are what they are without, to the
-bit.
+the budget; plans are kept. A pass that goes another way than traced is finished inside the budget
+as far as what is planned allows, and traced anew; a model that does so again and again is run under
+an online policy. Gradients, buffers and random state are what they are without, to the bit.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from memopt.capture import CostTable
+from memopt.errors import MemoptError
 from memopt.execute import PlannedPass, Program
+from memopt.execute.online import Online
+from memopt.execute.online_pass import OnlinePass
 from memopt.plan import Plan, adapted, gradient_exists, make_plan, trace, with_costs
 from memopt.planners import find_planner
 from memopt.units import format_bytes, parse_bytes
+
+_FALLBACK_POLICY = "dtr_eq"
+_MOST_STRAYS = 3
 
 
 class Budget:
@@ -36,19 +43,30 @@ class Budget:
             the model's forward and backward, gradients of weights included.
         plans: made so far, by kind of pass.
         recompute_seconds: spent on recomputation so far. On a GPU that is the time to launch it.
+        online: makes the passes that run under an online policy.
     """
 
     def __init__(
-        self, model: nn.Module, budget_bytes: int, *, planner: str, costs: CostTable
+        self,
+        model: nn.Module,
+        budget_bytes: int,
+        *,
+        planner: str,
+        policy: str | None,
+        costs: CostTable,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.plans: dict[Any, Plan] = {}
         self.recompute_seconds = 0.0
+        self._policy = policy or _FALLBACK_POLICY
+        self.online = Online(self._policy, budget_bytes)
         self._model = model
         self._planner = planner
+        self._is_planned = policy is None
         self._costs = costs
-        self._programs: dict[Any, Program] = {}
-        self._open: list[ExitStack] = []
+        self._programs: dict[Any, Program | None] = {}
+        self._strayed: dict[Any, list[str]] = {}  # patterns that passes strayed from
+        self._open: list[tuple[Any, ExitStack, PlannedPass | OnlinePass | None]] = []
         self._hooks = [
             model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
             model.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True),
@@ -71,12 +89,14 @@ class Budget:
     def _make(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], accumulates: bool | None
     ) -> Plan:
-        held_bytes = sum(
-            (parameter if parameter.grad is None else parameter.grad).nbytes
-            for parameter in self._model.parameters()
-            if gradient_exists(parameter, accumulates)
-        )
-        recording = trace(self._model, args, kwargs, accumulates=accumulates)
+        held_bytes = self._held_bytes(accumulates)
+        try:
+            recording = trace(self._model, args, kwargs, accumulates=accumulates)
+        except MemoptError as error:
+            raise MemoptError(
+                f"{error}; or run it under an online policy, which traces nothing: "
+                f"memopt.budget(model, size, policy={_FALLBACK_POLICY!r})"
+            ) from error
         for plan in self.plans.values():
             # Another number of rows changes sizes and times, not what is worth dropping.
             if same := adapted(plan, recording, self.budget_bytes, held_bytes):
@@ -89,9 +109,20 @@ class Budget:
             costs=self._costs,
         )
 
+    def _held_bytes(self, accumulates: bool | None) -> int:
+        """Of gradients that exist before the pass."""
+        return sum(
+            (parameter if parameter.grad is None else parameter.grad).nbytes
+            for parameter in self._model.parameters()
+            if gradient_exists(parameter, accumulates)
+        )
+
     def _add(self, kind: Any, plan: Plan) -> None:
+        strayed = self._strayed.get(kind, [])
+        # A trace that looks like the one just strayed from cannot foresee the branch.
+        is_settled = len(strayed) < _MOST_STRAYS and strayed[-1:] != [plan.step.recording.pattern]
         self.plans[kind] = plan
-        self._programs[kind] = Program(plan.step, plan.schedule)
+        self._programs[kind] = Program(plan.step, plan.schedule) if is_settled else None
 
     def remove(self) -> None:
         """The model runs as before."""
@@ -101,29 +132,51 @@ class Budget:
     def describe(self) -> str:
         """One line for a log."""
         made = "; ".join(plan.describe() for plan in self.plans.values()) or "nothing planned yet"
+        changing = sum(program is None for program in self._programs.values())
+        if changing or not self._is_planned:
+            made += f"; {changing or 'all'} kinds of pass under policy {self._policy}"
         return f"budget {format_bytes(self.budget_bytes)}: {made}"
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stack = ExitStack()
+        kind, forward_pass = None, None
         if torch.is_grad_enabled():
             kind = self._kind(args, kwargs, None)
-            if kind not in self._programs:
-                self._add(kind, self._make(args, kwargs, None))
-            program = self._programs[kind]
-            if program.drops_anything:
-                forward_pass = PlannedPass(
-                    program, self._resting(program, args, kwargs), self._recomputed
-                )
-                stack.callback(forward_pass.close)
-                stack.enter_context(forward_pass.hooks())
-        self._open.append(stack)
+            forward_pass = self._new_pass(kind, args, kwargs)
+        if forward_pass is not None:
+            stack.enter_context(forward_pass.hooks())
+        self._open.append((kind, stack, forward_pass))
+
+    def _new_pass(
+        self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PlannedPass | OnlinePass | None:
+        """None where nothing needs to be dropped."""
+        if not self._is_planned:
+            return self.online.new_pass(self._held_bytes(None))
+        if kind not in self._programs:
+            self._add(kind, self._make(args, kwargs, None))
+        program = self._programs[kind]
+        if program is None:
+            return self.online.new_pass(self._held_bytes(None))
+        if not program.drops_anything:
+            return None
+        return PlannedPass(program, self._resting(program, args, kwargs), self._recomputed)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        if not self._open:
+            return
+        kind, stack, forward_pass = self._open.pop()
+        stack.close()
+        if forward_pass is None:
+            return
+        forward_pass.close(outputs)
+        if isinstance(forward_pass, PlannedPass) and forward_pass.diverged_at is not None:
+            pattern = self.plans[kind].step.recording.pattern
+            self._strayed.setdefault(kind, []).append(pattern)
+            self._programs.pop(kind, None)
 
     def _recomputed(self, seconds: float) -> None:
         self.recompute_seconds += seconds
-
-    def _leave(self, *_: Any) -> None:
-        if self._open:
-            self._open.pop().close()
 
     def _kind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], accumulates: bool | None
@@ -181,6 +234,7 @@ def budget(
     size: str | int,
     *,
     planner: str = "offline",
+    policy: str | None = None,
     costs: CostTable | None = None,
 ) -> Budget:
     """Makes the model's training hold a budget, from its next forward pass on.
@@ -189,14 +243,22 @@ def budget(
         model: on its device.
         size: such as "4GiB", or bytes.
         planner: see `memopt.planners.PLANNERS`.
-        costs: times of operators; None: kept in the user's cache folder.
+        policy: run every pass under an online policy instead, see `memopt.policies.POLICIES`:
+            for models whose operators change from step to step. It may go over the budget.
+        costs: times of operators; None: measured for this model.
 
     Raises:
-        MemoptError: a size that is none, an unknown planner.
+        MemoptError: a size that is none, an unknown planner or policy.
     """
     find_planner(planner)
     size_bytes = parse_bytes(size) if isinstance(size, str) else size
-    return Budget(model, size_bytes, planner=planner, costs=CostTable() if costs is None else costs)
+    return Budget(
+        model,
+        size_bytes,
+        planner=planner,
+        policy=policy,
+        costs=CostTable() if costs is None else costs,
+    )
 
 
 def _describe(leaf: Any) -> Any:

@@ -4,9 +4,10 @@ In steady state no dispatch mode is on: `pack` decides by ordinal whether a tens
 runs again what a node of backward asks for. All state is in the pass, which the autograd graph
 holds through its handles; it goes with it. Several forward passes may wait for their backward.
 
-What goes another way than planned is still right, if slower or larger: a graph that is kept or
-differentiated in part, nodes in another order. Values are then made again one by one, from what is
-there. A recomputed tensor is compared with elements noted when it was dropped.
+What goes another way than planned is still right, if slower: a graph that is kept, or derived in
+part, nodes in another order. Values are then made again one by one, from what is there. Where the
+forward pass itself goes another way, its tensors from there on are kept, and others dropped for
+them while there are any. A recomputed tensor is compared with elements noted when it was dropped.
 """
 
 from __future__ import annotations
@@ -71,12 +72,13 @@ class PlannedPass:
         self._kept_versions: dict[int, int] = {}
         self._left = [group.size for group in program.groups]
         self._next = 0
+        self._unplanned_bytes: dict[int, int] = {}
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Context for the forward pass."""
         return torch.autograd.graph.saved_tensors_hooks(self.pack, unpack)
 
-    def close(self) -> None:
+    def close(self, outputs: object = None) -> None:
         """Called after the forward pass."""
         if self.diverged_at is None and self._next != len(self._packed):
             self.diverged_at = self._next
@@ -86,18 +88,19 @@ class PlannedPass:
         ordinal = self._next
         self._next = ordinal + 1
         if self.diverged_at is not None:
-            return tensor, tensor._version
+            return self._unplanned(tensor)
         if ordinal >= len(self._packed):
             self.diverged_at = ordinal
-            return tensor, tensor._version
+            return self._unplanned(tensor)
         planned = self._packed[ordinal]
         if tensor.shape != planned.shape or tensor.dtype != planned.dtype:
             self.diverged_at = ordinal
-            return tensor, tensor._version
+            return self._unplanned(tensor)
         value = planned.value
         if value < 0:
             if planned.resting >= 0 and not _same_memory(tensor, self._resting[planned.resting]):
                 self.diverged_at = ordinal
+                return self._unplanned(tensor)
             return tensor, tensor._version
         if planned.is_pinned:
             handle = Handle(self, ordinal, tensor)
@@ -112,6 +115,22 @@ class PlannedPass:
                 tensor if planned.is_home else self._at_home(tensor, value)
             )
         return Handle(self, ordinal, None)
+
+    def _unplanned(self, tensor: Tensor) -> tuple[Tensor, int]:
+        """Keeps what the plan does not know, and drops what it does instead, cheapest first."""
+        storage = tensor.untyped_storage()
+        known = {kept.untyped_storage().data_ptr() for kept in self._tensors.values()}
+        if storage.data_ptr() not in known | self._unplanned_bytes.keys():
+            self._unplanned_bytes[storage.data_ptr()] = storage.nbytes()
+            spare = self.program.most_kept_bytes - sum(self._unplanned_bytes.values())
+            kept = [value for value in self._tensors if self.program.step_of(value) is not None]
+            total = sum(self.program.size_bytes(value) for value in kept)
+            for value in sorted(kept, key=self.program.cost_of_a_byte_us):
+                if total <= spare:
+                    break
+                self._probes[value] = _probe(self._tensors.pop(value))
+                total -= self.program.size_bytes(value)
+        return tensor, tensor._version
 
     def unpack(self, handle: Handle) -> Tensor:
         """Called as a node of backward asks for what it saved."""

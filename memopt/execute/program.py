@@ -115,6 +115,21 @@ class Program:
         """Whether there is anything to do."""
         return bool(self._dropped)
 
+    @cached_property
+    def most_kept_bytes(self) -> int:
+        """Of what the plan keeps from the forward pass to its backward, together."""
+        kept = {packed.value for packed in self.packed if packed.stays and not packed.is_pinned}
+        return sum(self.size_bytes(value) for value in kept)
+
+    def size_bytes(self, value: int) -> int:
+        """Of a value's storage."""
+        return self._lives.size_bytes[value]
+
+    def cost_of_a_byte_us(self, value: int) -> float:
+        """Time to make a value again from what its operator reads, per byte."""
+        cost_us = self._step.graph.operators[self._lives.maker[value]].cost_us
+        return cost_us / max(self.size_bytes(value), 1)
+
     def step_of(self, value: int) -> Step | None:
         """What makes a value again; None for one that cannot be."""
         if value >= len(self._remakable) or not self._remakable[value]:

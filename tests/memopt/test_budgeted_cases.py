@@ -195,17 +195,31 @@ class Branching(nn.Module):
 
 
 @pytest.mark.parametrize(("skip", "wider"), [(2, False), (5, False), (None, True), (3, True)])
-def test_a_branch_never_seen_is_still_right(skip: int | None, wider: bool) -> None:
+def test_another_branch_is_finished_in_the_budget_and_planned_next(
+    skip: int | None, wider: bool
+) -> None:
     torch.manual_seed(0)
     model, x = Branching(), rows()
-    twin, _ = held(model, x)
-    for branch in (False, True, False):
+    twin, budget = held(model, x, share=1.4)
+    peaks = []
+    for branch in (False, True, True, False, False):
         for net in (model, twin):
             assert isinstance(net, Branching)
             net.skip, net.wider = (skip, wider) if branch else (None, False)
             net.zero_grad()
+        model(x).sum().backward()
+        output = twin(x)
+        peaks.append(peak_bytes(lambda output=output: output.sum().backward()))  # type: ignore[misc]
+        del output
+        assert_same(gradients(model), gradients(twin))
+    assert "under policy" not in budget.describe()
+    for branch in (True, False) * 4:
+        for net in (model, twin):
+            net.skip, net.wider = (skip, wider) if branch else (None, False)
+            net.zero_grad()
             net(x).sum().backward()
         assert_same(gradients(model), gradients(twin))
+    assert "1 kinds of pass under policy dtr_eq" in budget.describe()
 
 
 def test_a_number_that_changes_unseen_is_an_error_and_no_wrong_gradient() -> None:
