@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from memopt.capture import CostTable
+from memopt.capture.tracking import is_made_of_tensors
 from memopt.errors import MemoptError
 from memopt.execute import PlannedPass, Program
 from memopt.execute.online import Online
@@ -141,11 +142,21 @@ class Budget:
         stack = ExitStack()
         kind, forward_pass = None, None
         if torch.is_grad_enabled():
+            self._refuse_sharded()
             kind = self._kind(args, kwargs, None)
             forward_pass = self._new_pass(kind, args, kwargs)
         if forward_pass is not None:
             stack.enter_context(forward_pass.hooks())
         self._open.append((kind, stack, forward_pass))
+
+    def _refuse_sharded(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            if is_made_of_tensors(type(parameter)):
+                raise MemoptError(
+                    f"parameter {name} is sharded ({type(parameter).__name__}): its memory comes "
+                    "and goes within a step, which a memory plan does not know yet; hold a budget "
+                    "with DDP, or shard without one"
+                )
 
     def _new_pass(
         self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
