@@ -45,6 +45,7 @@ class Budget:
         plans: made so far, by kind of pass.
         recompute_seconds: spent on recomputation so far. On a GPU that is the time to launch it.
         online: makes the passes that run under an online policy.
+        num_strays: passes that went another way than planned.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Budget:
         self.budget_bytes = budget_bytes
         self.plans: dict[Any, Plan] = {}
         self.recompute_seconds = 0.0
+        self.num_strays = 0
         self._policy = policy or _FALLBACK_POLICY
         self.online = Online(self._policy, budget_bytes)
         self._model = model
@@ -182,6 +184,7 @@ class Budget:
             return
         forward_pass.close(outputs)
         if isinstance(forward_pass, PlannedPass) and forward_pass.diverged_at is not None:
+            self.num_strays += 1
             pattern = self.plans[kind].step.recording.pattern
             self._strayed.setdefault(kind, []).append(pattern)
             self._programs.pop(kind, None)

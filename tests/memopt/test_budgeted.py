@@ -164,11 +164,11 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     ),
     "attention": (
         lambda: nn.Sequential(*(Attention(0.0) for _ in range(3))),
-        lambda: torch.randn(2, 7, 24),
+        lambda: torch.randn(16, 7, 24),
     ),
     "dropout": (
         lambda: nn.Sequential(*(Attention(0.3) for _ in range(3))),
-        lambda: torch.randn(2, 7, 24),
+        lambda: torch.randn(16, 7, 24),
     ),
     "shared": (Shared, lambda: torch.randn(64, 16)),
     "in place": (InPlace, lambda: torch.randn(64, 16)),
@@ -226,5 +226,6 @@ def test_training_under_a_budget_is_plain_training(name: str, autocast: bool) ->
     assert_same(expected, found)
     assert torch.equal(expected_state, state)
     (plan,) = budget.plans.values()
+    assert budget.num_strays == 0
     assert plan.peak_bytes <= least
     assert plan.schedule.drops
