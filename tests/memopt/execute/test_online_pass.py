@@ -364,11 +364,11 @@ def test_a_chain_of_2000_layers_at_a_tight_budget() -> None:
     backward(model(x))
     expected = model.scale.grad
     model.scale.grad = None
-    online = Online("dtr_eq", 2000 * x.nbytes)  # plain: 4,000 of them
+    online = Online("dtr_eq", 60 * x.nbytes)  # plain: 4,000 of them
     backward(forward(model, online, x))
     assert torch.equal(model.scale.grad, expected)
     assert online.totals.over_budget_bytes == 0
-    assert online.totals.num_recomputes > 1000
+    assert online.totals.num_recomputes > 2000
 
 
 class ReadsThenWrites(nn.Module):
