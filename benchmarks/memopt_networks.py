@@ -265,11 +265,21 @@ class TokenEmbedding(nn.Module):
         return self.tokens(tokens) + self.positions
 
 
+class TokenHead(nn.Module):
+    """Log of the sum over tokens, [B, T]: the part of the loss that takes memory."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x)).logsumexp(-1)
+
+
 def language_model() -> Chain:
     """A small causal transformer (Radford et al. 2019)."""
     blocks = [TransformerBlock(384, 6, causal=True) for _ in range(8)]
-    head = nn.Sequential(nn.LayerNorm(384), nn.Linear(384, VOCABULARY, bias=False))
-    return Chain([TokenEmbedding(384, 256), *blocks, head])
+    return Chain([TokenEmbedding(384, 256), *blocks, TokenHead(384)])
 
 
 @dataclass(frozen=True)

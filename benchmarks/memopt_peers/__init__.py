@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memopt_peers import checkpoint, compiled, ours, selective
+from memopt_peers import checkpoint, compiled, online, ours, selective
 from memopt_peers.row import Row, RowOptions, plain
 
 __all__ = ["PEERS", "Row", "RowOptions"]
@@ -16,6 +16,7 @@ __all__ = ["PEERS", "Row", "RowOptions"]
 PEERS: dict[str, Callable[[RowOptions], dict[str, Row]]] = {
     "plain": plain,
     "ours": ours.rows,
+    "online": online.rows,
     "checkpoint": checkpoint.rows,
     "selective": selective.rows,
     "compile": compiled.rows,
