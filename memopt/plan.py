@@ -145,6 +145,8 @@ def make_plan(
         MemoptError: unknown planner.
     """
     step = controlled(recording, find_splits(recording, costs))
+    if simulate(step.graph, Schedule()).peak_bytes + held_bytes <= budget_bytes:
+        return _plan(step, Schedule(), held_bytes)
     beside_bytes = held_bytes + PROBE_BYTES * len(step.ordinals)
     try:
         schedule = find_planner(planner)(step.graph, budget_bytes - beside_bytes)
