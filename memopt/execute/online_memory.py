@@ -115,6 +115,7 @@ class OnlineMemory:
         live_bytes: in use now.
         totals: where peaks are noted.
         arena: where blocks might lie.
+        has_addresses: whether they are looked for.
         measuring: a counter that must not see what passes do themselves.
         is_busy: ends of storages and handles are only noted, to be settled later.
     """
@@ -124,6 +125,7 @@ class OnlineMemory:
         self.live_bytes = held_bytes
         self.totals = totals
         self.arena = _Addresses(budget_bytes)
+        self.has_addresses = False
         self.measuring: LiveBytes | None = None
         self.is_busy = False
         self._attribute = f"_memopt_online_{next(_MEMORIES)}"
@@ -165,8 +167,9 @@ class OnlineMemory:
                 self.place(self.hold(storage, -1, None), Side.BEST)
 
     def place(self, held: Holding, side: Side) -> Block | None:
-        """Finds an address for what was counted."""
-        if held.size_bytes:
+        """Finds an address for what was counted, if any policy asks for addresses."""
+        if held.size_bytes and self.has_addresses:
+            self.settle()
             held.block = self.arena.allocate(held.size_bytes, side)
         return held.block
 
@@ -200,6 +203,8 @@ class OnlineMemory:
 
     def make_room(self, needed_bytes: int) -> None:
         """Evicts until so much fits the budget, or nothing is left to evict."""
+        if self.live_bytes + needed_bytes <= self.budget_bytes:
+            return
         was_busy, self.is_busy = self.is_busy, True
         try:
             self.settle()

@@ -32,14 +32,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memopt.capture.operators import tensors, with_views, written
+from memopt.capture.operators import with_views, written
 from memopt.capture.recording import TensorView
 from memopt.capture.tracking import Running, is_made_of_tensors
 from memopt.execute.guards import check_version
-from memopt.execute.online_memory import Holding, OnlineMemory
+from memopt.execute.online_memory import OnlineMemory
 from memopt.execute.online_nodes import NodeBytes, next_node_number, watch
 from memopt.execute.online_residency import Residency
-from memopt.execute.online_values import MadeBy, PassStorages, Values
+from memopt.execute.online_values import PassStorages, Values
 from memopt.execute.replay_step import seen_as
 from memopt.policies import Policy, State
 
@@ -96,6 +96,7 @@ class OnlinePass:
         self._there = Residency(memory, self._storages, self._values, policy)
         self._saved_by: dict[int, list[int]] = {}
         self._node_values: list[int] = []
+        self._may_use_cuda = torch.cuda.is_available()
         self._num_storages = 0
         self._first_node = 0
 
@@ -130,17 +131,18 @@ class OnlinePass:
             memory.make_room(max((tensor.nbytes for tensor in running.given), default=0))
         else:
             memory.make_room(known.made_bytes)
-        overwritten = list(written(running.known, args, kwargs))
-        for tensor in overwritten:
-            number = tracker.storage(tensor, resting=True)
-            if number is not None:
-                self._there.before_write(tracker.current[number])
-        is_cuda = any(tensor.is_cuda for tensor in running.given)
+        if running.known.writes or running.known.statistics:
+            for tensor in written(running.known, args, kwargs):
+                number = tracker.storage(tensor, resting=True)
+                if number is not None:
+                    self._there.before_write(tracker.current[number])
+        is_cuda = self._may_use_cuda and any(tensor.is_cuda for tensor in running.given)
         result, cost_us = _timed(function, args, kwargs, is_cuda, known)
         operator = self._values.add(running.done(result), cost_us)
-        self._there.made(operator, self._holdings(operator, (result, overwritten)))
+        self._there.made(operator)
         self._num_storages = len(tracker.current)
-        self._known[key] = KnownOperator(operator.fresh_bytes, cost_us)
+        if known is None or known.made_bytes != operator.fresh_bytes or cost_us < known.cost_us:
+            self._known[key] = KnownOperator(operator.fresh_bytes, cost_us)
         memory.make_room(0)
         return result
 
@@ -202,17 +204,6 @@ class OnlinePass:
                     tensor = tensor.detach()
                 self._there.keep(value, tensor, tensor._version)
 
-    def _holdings(self, operator: MadeBy, where: Any) -> list[Holding | None]:
-        """Of the storages of what an operator made."""
-        tracker, found = self._values.tracker, dict[int, Holding]()
-        for tensor in tensors(where):
-            number = tracker.storage(tensor, resting=True)
-            if number is not None:
-                held = self._memory.holding(tensor.untyped_storage())
-                if held is not None:
-                    found[tracker.current[number]] = held
-        return [found.get(made) for made in operator.makes]
-
 
 class _Mode(TorchDispatchMode):
     """Brings the operators of the forward pass."""
@@ -268,8 +259,15 @@ def _key(
     function: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
     """What an operator's time and results' sizes depend on."""
-    items = tuple(sorted(kwargs.items())) if kwargs else ()
-    return function, with_views(args, _geometry), with_views(items, _geometry)
+    found: list[Any] = [function]
+    for arg in args:
+        if isinstance(arg, Tensor):
+            found += (arg.shape, arg.dtype, arg.device)
+        else:
+            found.append(with_views(arg, _geometry))
+    for name in sorted(kwargs):
+        found += (name, with_views(kwargs[name], _geometry))
+    return tuple(found)
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from memopt.arena import Block
 from memopt.errors import MemoptError
 from memopt.execute.guards import below_autograd, check_version
-from memopt.execute.online_memory import Holding, OnlineMemory
+from memopt.execute.online_memory import OnlineMemory
 from memopt.execute.online_values import MadeBy, PassStorages, Values
 from memopt.execute.replay_step import Tensors
 from memopt.policies import Policy, State
@@ -41,6 +41,7 @@ class Residency:
         self._storages = storages
         self._values = values
         self._policy = policy(self.state)
+        memory.has_addresses |= self._policy.uses_addresses
         self._versions: dict[int, int] = {}
         self._saved: Counter[int] = Counter()  # how many saved tensors look at a value
         self._holds: Counter[int] = Counter()  # how many evicted values need a root
@@ -60,13 +61,9 @@ class Residency:
         self.tensors[value] = tensor
         self._versions[value] = version
 
-    def made(self, operator: MadeBy, holdings: Sequence[Holding | None]) -> None:
-        """An operator of the forward pass ran.
-
-        Args:
-            holdings: of the storages of what it made.
-        """
-        state, values = self.state, self._values
+    def made(self, operator: MadeBy) -> None:
+        """An operator of the forward pass ran."""
+        state, values, begun = self.state, self._values, self._storages.begun
         parents = tuple(read for read in operator.reads if not values.is_resting(read))
         number = len(values.operators) - 1
         own = set(operator.makes)
@@ -76,15 +73,17 @@ class Residency:
             else:
                 state.add(None, values.size_bytes(value), 0.0, ())
         self._count(operator)
-        for made, held in zip(operator.makes, holdings, strict=True):
+        for made in operator.makes:
             for parent in parents:
                 state.children[parent].append(made)
-            base = operator.bases.get(made)
+            held, base = begun.get(values.tracker.values[made].storage), operator.bases.get(made)
             if base is not None:
+                block = state.blocks[base]
                 self._overwrite(base)
-            elif held is not None:
-                self._memory.place(held, self._policy.side(made))
-            self._enter(made, None if held is None else held.block)
+            else:
+                block = None if held is None else self._memory.place(held, self._policy.side(made))
+            self._enter(made, block)
+        begun.clear()
 
     def saved(self, value: int) -> None:
         """Autograd saves a tensor that looks at a value that is kept."""

@@ -11,7 +11,7 @@ import torch
 from memopt.capture.recording import Call
 from memopt.capture.tracking import Ran, Tracker
 from memopt.errors import MemoptError
-from memopt.execute.online_memory import OnlineMemory
+from memopt.execute.online_memory import Holding, OnlineMemory
 from memopt.execute.replay_step import Homes, ReplayStep, gives_all, written_over
 from memopt.graph import Replay
 
@@ -20,10 +20,16 @@ _MOST_ROOTS = 64
 
 
 class PassStorages:
-    """Numbers of a pass's storages. What it makes carries a `Holding`; it keeps the others."""
+    """Numbers of a pass's storages. What it makes carries a `Holding`; it keeps the others.
+
+    Attributes:
+        ended: numbers of its own storages that have ended.
+        begun: what the new ones carry, by number, until they have a place.
+    """
 
     def __init__(self, memory: OnlineMemory) -> None:
         self.ended: deque[int] = deque()
+        self.begun: dict[int, Holding] = {}
         self._memory = memory
         self._resting: dict[int, int] = {}
         self._num_storages = 0
@@ -40,7 +46,7 @@ class PassStorages:
         if resting:
             self._resting[storage._cdata] = number
         else:
-            self._memory.hold(storage, number, self.ended)
+            self.begun[number] = self._memory.hold(storage, number, self.ended)
         return number
 
 

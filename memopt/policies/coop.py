@@ -26,6 +26,8 @@ from memopt.policies.state import State
 class Coop:
     """A window over addresses."""
 
+    uses_addresses = True
+
     def __init__(self, state: State) -> None:
         self._state = state
         self._neighbourhood = ExactNeighbourhood(state)

@@ -26,6 +26,8 @@ _BETA = 1.1
 class Dte:
     """Location-aware eviction."""
 
+    uses_addresses = True
+
     def __init__(self, state: State) -> None:
         self._state = state
         self._neighbourhood = ClassNeighbourhood(state)

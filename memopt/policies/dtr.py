@@ -21,6 +21,8 @@ from memopt.policies.state import State
 class Dtr:
     """The score above, with the exact neighbourhood unless another is given."""
 
+    uses_addresses = False
+
     def __init__(self, state: State, neighbourhood: Neighbourhood | None = None) -> None:
         self._state = state
         self._neighbourhood = neighbourhood or ExactNeighbourhood(state)

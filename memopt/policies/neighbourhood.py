@@ -35,6 +35,7 @@ class ExactNeighbourhood:
         self._state = state
         self._costs_us = np.zeros(0)
         self._stale: set[int] = set()
+        self._changed: set[int] = set()
 
     def costs_us(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
         """Of each value, in microseconds."""
@@ -42,13 +43,24 @@ class ExactNeighbourhood:
         if num_known < num_values:
             self._costs_us = np.concatenate([self._costs_us, np.zeros(num_values - num_known)])
             self._stale.update(range(num_known, num_values))
+        for value in self._changed:
+            self._mark(value)
+        self._changed.clear()
         for value in self._stale.intersection(values.tolist()):
             self._costs_us[value] = self._cost_us(value)
             self._stale.discard(value)
         return self._costs_us[values]
 
     def residency_changed(self, value: int) -> None:
-        """Marks those in whose neighbourhood the value is."""
+        """Noted, until costs are asked for."""
+        self._changed.add(value)
+
+    def _mark(self, value: int) -> None:
+        """Marks those in whose neighbourhood the value is.
+
+        As residency is now: where more has changed on the way to another value, the change that is
+        nearest to that one reaches it.
+        """
         self._stale.add(value)
         for links in (self._state.parents, self._state.children):
             for other in self._reached(value, links):

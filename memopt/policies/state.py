@@ -114,7 +114,14 @@ class State:
 
 
 class Policy(Protocol):
-    """Chooses what to evict. One file each; made anew, from a `State`, for each replay."""
+    """Chooses what to evict. One file each; made anew, from a `State`, for each replay.
+
+    Attributes:
+        uses_addresses: whether it asks where blocks lie.
+    """
+
+    @property
+    def uses_addresses(self) -> bool: ...
 
     def choose(self, needed_bytes: int) -> Sequence[int]:
         """Candidates to evict, so that a block may fit; none if there is no way."""

@@ -356,19 +356,20 @@ def test_a_chain_of_2000_layers_at_a_tight_budget() -> None:
             self.scale = nn.Parameter(torch.tensor(0.999))
 
         def forward(self, x: Tensor) -> Tensor:
+            x = x * self.scale
             for _ in range(2000):
-                x = (x * self.scale).sin()
+                x = x.sin()
             return x
 
     model, x = Chain(), vectors(64)
     backward(model(x))
     expected = model.scale.grad
     model.scale.grad = None
-    online = Online("dtr_eq", 60 * x.nbytes)  # plain: 4,000 of them
+    online = Online("dtr_eq", 60 * x.nbytes)  # plain: 2,000 of them
     backward(forward(model, online, x))
     assert torch.equal(model.scale.grad, expected)
     assert online.totals.over_budget_bytes == 0
-    assert online.totals.num_recomputes > 2000
+    assert online.totals.num_recomputes > 1900
 
 
 class ReadsThenWrites(nn.Module):
