@@ -255,6 +255,12 @@ class Residency:
         tensor, version = self.tensors[value], self._versions[value]
         if not self._values.is_resting(value):
             check_version(tensor, version)
+        elif tensor.untyped_storage().nbytes() < self._values.size_bytes(value):
+            raise MemoptError(
+                f"the memory of a weight or input of shape {tuple(tensor.shape)} was given back "
+                "between forward and backward, and a recomputation needs it: keep sharded weights "
+                "whole until backward (fully_shard's reshard_after_forward=False)"
+            )
         elif tensor._version != version:
             raise MemoptError(
                 f"a weight or input of shape {tuple(tensor.shape)} was changed in place between "

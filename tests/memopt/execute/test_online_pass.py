@@ -224,6 +224,17 @@ def test_gradients_of_some_inputs_only() -> None:
     compare(conv_net(), step=step)
 
 
+def test_gradients_of_gradients() -> None:
+    def step(model: nn.Module, online: Online | None) -> None:
+        x = images().requires_grad_()
+        output = forward(model, online, x)
+        (found,) = torch.autograd.grad(output.sum(), [x], create_graph=True)
+        (output.mean() + found.square().sum()).backward()
+
+    online, _ = compare(conv_net(), step=step)
+    assert online.totals.num_recomputes > 0
+
+
 def test_several_forward_passes_wait_for_one_backward() -> None:
     """They share one budget, and one may be evicted from for the other."""
 
@@ -439,6 +450,16 @@ def test_weights_changed_before_backward_are_an_error() -> None:
         for parameter in model.parameters():
             parameter.add_(1)
     with pytest.raises(MemoptError, match=r"changed in place .* clone it first|after backward"):
+        backward(output)
+
+
+def test_weights_whose_memory_is_gone_are_an_error() -> None:
+    """As fully_shard does after the forward pass: never read what is not there."""
+    model = conv_net()
+    output = forward(model, Online("dtr", 1), images())
+    for parameter in model.parameters():
+        parameter.untyped_storage().resize_(0)
+    with pytest.raises(MemoptError, match="was given back between forward and backward"):
         backward(output)
 
 
