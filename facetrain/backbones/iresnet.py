@@ -37,9 +37,10 @@ class IResNetBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        # First, so that backward comes to it last and its full-size gradient does not wait.
+        shortcut = x if self.downsample is None else self.downsample(x)
         out = self.prelu(self.bn2(self.conv1(self.bn1(x))))
-        out = self.bn3(self.conv2(out))
-        return out + (x if self.downsample is None else self.downsample(x))
+        return self.bn3(self.conv2(out)) + shortcut
 
 
 class IResNet(Backbone):
