@@ -6,15 +6,18 @@ touches the memory of its gap, the chain at its end, and the chains within it th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from memopt.errors import MemoptError
 from memopt.graph import OpGraph, Role, first_made
-from memopt.schedule import Chain, Gap, Lives, Schedule
+from memopt.schedule import Gap, Lives, QuickChain, Schedule
 
+_NOTHING: frozenset[int] = frozenset()
 _NONE = np.iinfo(np.int64).min // 2
 
 
@@ -50,6 +53,39 @@ def simulate(graph: OpGraph, schedule: Schedule) -> Simulation:
     return Simulation(memory, int(memory.max(initial=0)), state.recompute_us)
 
 
+class Step(NamedTuple):
+    """A drop, or the end of one.
+
+    Attributes:
+        gap: what is dropped or kept.
+        is_drop: which of the two.
+        before: operators before which something else is recomputed than before, with what it was.
+        after: what it is now, in the same order.
+        time_us: of all recomputations before the step.
+    """
+
+    gap: Gap
+    is_drop: bool
+    before: list[tuple[int, QuickChain | None]]
+    after: list[QuickChain | None]
+    time_us: float
+
+
+@dataclass
+class Changes:
+    """What steps have changed.
+
+    Attributes:
+        values: dropped or kept.
+        moments: operators before which something else is recomputed than before.
+        disturbed: values that these recomputations read or made, before or after.
+    """
+
+    values: set[int] = field(default_factory=set)
+    moments: set[int] = field(default_factory=set)
+    disturbed: set[int] = field(default_factory=set)
+
+
 class ScheduleState:
     """A schedule under construction.
 
@@ -71,10 +107,14 @@ class ScheduleState:
             if first is not None and graph.storages[storage].role is not Role.RESTING:
                 self._absent[first] += graph.storages[storage].size_bytes
         self._extra = np.full(count, _NONE, dtype=np.int64)
-        self._dropped: dict[int, set[Gap]] = {}
+        self._dropped: list[set[Gap]] = [set() for _ in graph.values]
         self._targets: dict[int, set[int]] = {}
-        self._chains: dict[int, Chain] = {}
-        self._read_in: dict[int, set[int]] = {}
+        self._chains: dict[int, QuickChain] = {}
+        self._read_in: dict[int, set[int]] = defaultdict(set)
+        self._steps: list[Step] = []
+        # Not asked for by `take_changes` yet: steps from here on, and some that were undone.
+        self._first_new = 0
+        self._undone: list[Step] = []
 
     def _plain_bytes(self) -> np.ndarray:
         """Bytes alive while each operator runs; what may be dropped dies with its last use."""
@@ -96,39 +136,82 @@ class ScheduleState:
 
     def schedule(self) -> Schedule:
         """What is dropped."""
-        return Schedule(frozenset(gap for gaps in self._dropped.values() for gap in gaps))
+        return Schedule(frozenset(gap for gaps in self._dropped for gap in gaps))
 
     def is_dropped(self, gap: Gap) -> bool:
-        return gap in self._dropped.get(gap.value, ())
+        return gap in self._dropped[gap.value]
 
     def drops_of(self, value: int) -> frozenset[Gap]:
         """Gaps in which the value is dropped."""
-        return frozenset(self._dropped.get(value, ()))
+        return frozenset(self._dropped[value])
 
     def memory_bytes(self) -> np.ndarray:
         """The most memory while each operator, and what is recomputed before it, runs."""
         return np.maximum(self._alive + self._workspace, self._alive - self._absent + self._extra)
 
-    def quick_cost_us(self, gap: Gap) -> float:
-        """About what dropping a value in a gap adds to the recompute time, or saves if it is kept.
+    def bytes_if_kept(self, gap: Gap) -> int:
+        """The most memory in a gap while the program's operators run, were its value kept."""
+        inside = slice(gap.start + 1, gap.end)
+        most = (self._alive[inside] + self._workspace[inside]).max(initial=0)
+        return int(most) + self.lives.size_bytes[gap.value]
 
-        Its maker, the makers of what that reads and is not there at the end of the gap, and its
-        maker again for each chain in the gap that reads the value.
+    def bytes_before(self, moment: int) -> int:
+        """Bytes alive before an operator, and before what is recomputed for it."""
+        return int(self._alive[moment] - self._absent[moment])
+
+    def added_us(self, gap: Gap, seen: set[int], enough_us: float = math.inf) -> float:
+        """What dropping a value in a gap adds to the recompute time; infinite if it cannot be.
+
+        Makers that must run at its end, and before what reads the value in the gap to make others
+        again, beyond those that run there already.
+
+        Args:
+            seen: is given the values whose presence decided that.
+            enough_us: where it adds as much or more, part of it will do.
         """
-        graph, lives = self.graph, self.lives
-        own_us = graph.operators[lives.maker[gap.value]].cost_us
-        total = own_us * (1 + len(self._moments_within(gap)))
-        seen, open_values = {gap.value}, [gap.value]
-        while open_values:
-            for read in graph.operators[lives.maker[open_values.pop()]].reads:
-                if read in seen or lives.there(read, gap.end, self._dropped.get(read, ())):
-                    continue
-                seen.add(read)
-                if not lives.may_drop(read):
-                    continue
-                total += graph.operators[lives.maker[read]].cost_us
-                open_values.append(read)
-        return total
+        lives, value = self.lives, gap.value
+        moments = [gap.end, *self._moments_within(gap)] if value in self._read_in else [gap.end]
+        total_us = 0.0
+        for moment in moments:
+            chain = self._chains.get(moment)
+            ran = chain.ran if chain is not None else _NOTHING
+            total_us += lives.missing_us(
+                moment, value, self._dropped, ran, seen, enough_us - total_us
+            )
+            if total_us >= enough_us:
+                break
+        return total_us
+
+    def take_changes(self) -> Changes:
+        """What is different from when this was last asked."""
+        changes = Changes()
+        for step in (*self._undone, *self._steps[self._first_new :]):
+            changes.values.add(step.gap.value)
+            for (moment, old), new in zip(step.before, step.after, strict=True):
+                changes.moments.add(moment)
+                for chain in (old, new):
+                    if chain is not None:
+                        changes.disturbed |= chain.touched
+        self._first_new = len(self._steps)
+        self._undone.clear()
+        return changes
+
+    @property
+    def num_steps(self) -> int:
+        """Drops and ends of drops so far, without those undone."""
+        return len(self._steps)
+
+    def undo(self) -> Step:
+        """Take the last step back."""
+        step = self._steps.pop()
+        if len(self._steps) < self._first_new:
+            self._first_new = len(self._steps)
+            self._undone.append(step)
+        self._mark(step.gap, drop=not step.is_drop)
+        for (moment, old), new in zip(step.before, step.after, strict=True):
+            self._set_chain(moment, new, old)
+        self.recompute_us = step.time_us
+        return step
 
     def drop(self, gap: Gap) -> bool:
         """Drop a value in a gap; False, and nothing changed, where that cannot be recomputed."""
@@ -141,18 +224,15 @@ class ScheduleState:
     def early_ends(self, gap: Gap) -> list[int]:
         """Operators within a gap at which its drop may well end, in order.
 
-        Before them a chain makes the value on its way, or something that its maker reads is read
-        for the last time, or before it is dropped itself.
+        Before them a chain reads the value or makes it on its way, or does so with something that
+        its maker reads; or that is read for the last time, or before it is dropped itself.
         """
-        lives, found = self.lives, set()
-        maker = lives.maker[gap.value]
-        for moment in self._moments_within(gap):
-            if maker in self._chains[moment].operators:
-                found.add(moment)
-        for read in self.graph.operators[maker].reads:
+        lives, found = self.lives, set(self._moments_within(gap))
+        for read in self.graph.operators[lives.maker[gap.value]].reads:
+            found |= self._read_in.get(read, _NOTHING)
             if lives.may_drop(read):
                 found.add(lives.last_use(read))
-                found.update(drop.start for drop in self._dropped.get(read, ()))
+                found.update(drop.start for drop in self._dropped[read])
             else:
                 found.add(self.graph.last_use[self.graph.values[read].storage])
         return sorted(
@@ -161,61 +241,90 @@ class ScheduleState:
             if gap.start + 1 < moment < gap.end and lives.recomputes_at(moment)
         )
 
-    def end_early(self, gap: Gap, moment: int) -> Gap | None:
-        """Let a drop end at an earlier operator; None, and nothing changed, where that fails."""
-        shorter = Gap(gap.value, gap.start, moment)
-        if not self.keep(gap):
+    def last_at_hand(self, gap: Gap, seen: set[int]) -> int | None:
+        """The last operator within a gap before which what the value's maker reads is at hand.
+
+        That is: there, or made again anyway.
+
+        Args:
+            seen: is given the values whose presence decided that.
+
+        Returns:
+            None if that is the end of the gap, or there is none.
+        """
+        lives, last = self.lives, gap.end
+        reads = self.graph.operators[lives.maker[gap.value]].reads
+        seen.update(reads)
+        before = last + 1
+        while last < before:
+            before = last
+            for read in reads:
+                there = min(last, lives.there_until(read))
+                for drop in self._dropped[read]:
+                    if drop.start < there <= drop.end:
+                        there = drop.start
+                made = (m for m in self._read_in.get(read, ()) if there < m <= last)
+                last = max(made, default=there) if there < last else last
+        if last >= gap.end:
             return None
-        if self.drop(shorter):
-            return shorter
-        self.drop(gap)
-        return None
+        last = lives.last_recompute(last)
+        return last if last > gap.start + 1 else None
+
+    def first_reread(self, gap: Gap) -> int | None:
+        """The first operator within a gap before which a chain reads the value."""
+        moments = [m for m in self._moments_within(gap) if m > gap.start + 1]
+        return min(moments, default=None)
 
     def _change(self, gap: Gap, *, drop: bool) -> bool:
         self._mark(gap, drop=drop)
-        moments = {gap.end, *self._moments_within(gap)}
-        chains = {moment: self._chain(moment) for moment in moments}
-        if any(chain is None and self._targets.get(m) for m, chain in chains.items()):
-            self._mark(gap, drop=not drop)
-            return False
-        for moment, chain in chains.items():
-            self._set_chain(moment, chain)
+        before: list[tuple[int, QuickChain | None]] = []
+        after: list[QuickChain | None] = []
+        for moment in (gap.end, *self._moments_within(gap)):
+            targets, chain = self._targets.get(moment), None
+            if targets:
+                chain = self.lives.quick_chain(moment, targets, self._dropped)
+                if chain is None:
+                    self._mark(gap, drop=not drop)
+                    return False
+            before.append((moment, self._chains.get(moment)))
+            after.append(chain)
+        self._steps.append(Step(gap, drop, before, after, self.recompute_us))
+        for (moment, old), new in zip(before, after, strict=True):
+            self._set_chain(moment, old, new)
+            self.recompute_us += (new.cost_us if new else 0.0) - (old.cost_us if old else 0.0)
         return True
 
     def _mark(self, gap: Gap, *, drop: bool) -> None:
-        size = self.lives.size_bytes[gap.value]
-        sign = -1 if drop else 1
-        self._alive[gap.start + 1 : gap.end] += sign * size
-        self._absent[gap.end] -= sign * size
-        gaps = self._dropped.setdefault(gap.value, set())
-        targets = self._targets.setdefault(gap.end, set())
-        (gaps.add if drop else gaps.discard)(gap)
-        (targets.add if drop else targets.discard)(gap.value)
+        value, start, end = gap
+        size = self.lives.size_bytes[value]
+        if drop:
+            self._alive[start + 1 : end] -= size
+            self._absent[end] += size
+            self._dropped[value].add(gap)
+            self._targets.setdefault(end, set()).add(value)
+        else:
+            self._alive[start + 1 : end] += size
+            self._absent[end] -= size
+            self._dropped[value].discard(gap)
+            self._targets[end].discard(value)
 
     def _moments_within(self, gap: Gap) -> list[int]:
-        """Operators in the gap before which a chain reads, or remakes, the value."""
-        return [m for m in self._read_in.get(gap.value, ()) if gap.start < m < gap.end]
+        """Operators in the gap before which a chain reads the value, or makes it on its way."""
+        value, start, end = gap
+        return [m for m in self._read_in.get(value, ()) if start < m < end]
 
-    def _chain(self, moment: int) -> Chain | None:
-        targets = self._targets.get(moment)
-        return self.lives.chain(moment, targets, self._dropped) if targets else None
-
-    def _set_chain(self, moment: int, chain: Chain | None) -> None:
-        old = self._chains.pop(moment, None)
-        if old is not None:
-            self.recompute_us -= old.cost_us
-            for value in self._touched(old):
-                self._read_in[value].discard(moment)
-        self._extra[moment] = _NONE
-        if chain is None:
-            return
-        self._chains[moment] = chain
-        self.recompute_us += chain.cost_us
-        self._extra[moment] = chain.extra_bytes
-        for value in self._touched(chain):
-            self._read_in.setdefault(value, set()).add(moment)
-
-    def _touched(self, chain: Chain) -> Iterable[int]:
-        """Values whose presence decides what the chain does."""
-        made = (v for number in chain.operators for v in self.graph.operators[number].makes)
-        return {*chain.leaves, *made}
+    def _set_chain(self, moment: int, old: QuickChain | None, new: QuickChain | None) -> None:
+        """Replace what is recomputed before an operator; of that, all but the time."""
+        read_in = self._read_in
+        old_values = old.touched if old else _NOTHING
+        new_values = new.touched if new else _NOTHING
+        for value in old_values - new_values:
+            read_in[value].discard(moment)
+        for value in new_values - old_values:
+            read_in[value].add(moment)
+        if new is None:
+            self._chains.pop(moment, None)
+            self._extra[moment] = _NONE
+        else:
+            self._chains[moment] = new
+            self._extra[moment] = new.extra_bytes

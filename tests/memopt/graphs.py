@@ -27,8 +27,14 @@ def chain(length: int, size_bytes: int = 10, cost_us: float = 1.0) -> OpGraph:
     return OpGraph(tuple(storages), values, tuple(operators), tuple(last_use))
 
 
-def random_graph(seed: int, num_operators: int = 12, in_place: float = 0.15) -> OpGraph:
-    """Operators that read some current values and make one or two, or write over one they read."""
+def random_graph(
+    seed: int, num_operators: int = 12, in_place: float = 0.15, controlled: bool = False
+) -> OpGraph:
+    """Operators that read some current values and make one or two, or write over one they read.
+
+    Args:
+        controlled: the program holds some for a while, and recomputing is possible here and there.
+    """
     draw = random.Random(seed)
     storages = [Storage(draw.randint(1, 9), Role.RESTING) for _ in range(2)]
     values = [Value(0), Value(1)]
@@ -62,4 +68,16 @@ def random_graph(seed: int, num_operators: int = 12, in_place: float = 0.15) -> 
     for number, storage_of in enumerate(storages):
         if storage_of.role is Role.RESULT:
             last_use[number] = num_operators
-    return OpGraph(tuple(storages), tuple(values), tuple(operators), tuple(last_use))
+    held_until, unpacks = [], []
+    if controlled:
+        held_until = [draw.choice((-1, -1, draw.randrange(last + 1))) for last in last_use]
+        held_until = [min(held, num_operators - 1) for held in held_until]
+        unpacks = [number for number in range(num_operators) if draw.random() < 0.6]
+    return OpGraph(
+        tuple(storages),
+        tuple(values),
+        tuple(operators),
+        tuple(last_use),
+        held_until=tuple(held_until),
+        unpacks=tuple(unpacks),
+    )

@@ -95,15 +95,16 @@ def _all_gaps(graph: OpGraph) -> list[Gap]:
     return [gap for gaps in Lives(graph).gaps for gap in gaps]
 
 
-@pytest.mark.parametrize("seed", range(120))
-def test_any_schedule_costs_what_running_it_counts(seed: int) -> None:
-    graph = random_graph(seed, num_operators=14)
+@pytest.mark.parametrize("controlled", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_any_schedule_costs_what_running_it_counts(seed: int, controlled: bool) -> None:
+    graph = random_graph(seed, num_operators=14, controlled=controlled)
     draw = random.Random(seed)
     state = ScheduleState(graph)
     for gap in _all_gaps(graph):
+        ends = [m for m in range(gap.start + 2, gap.end + 1) if state.lives.recomputes_at(m)]
         if draw.random() < 0.5:
-            end = draw.choice((gap.end, draw.randint(gap.start + 2, gap.end)))
-            state.drop(Gap(gap.value, gap.start, end))
+            state.drop(gap._replace(end=draw.choice((gap.end, draw.choice(ends)))))
     schedule = state.schedule()
     peak, time_us = execute(graph, schedule)
     memory = state.memory_bytes()
@@ -116,22 +117,72 @@ def test_any_schedule_costs_what_running_it_counts(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_taking_drops_back_restores_what_was(seed: int) -> None:
-    graph = random_graph(seed)
+    graph = random_graph(seed, controlled=bool(seed % 2))
     draw = random.Random(seed)
     state = ScheduleState(graph)
     gaps = _all_gaps(graph)
+    marks = [(0, state.memory_bytes(), 0.0)]
     for _ in range(60):
         gap = draw.choice(gaps) if gaps else None
         if gap is not None:
             (state.keep if state.is_dropped(gap) else state.drop)(gap)
+            marks.append((state.num_steps, state.memory_bytes(), state.recompute_us))
     fresh = simulate(graph, state.schedule())
     assert (fresh.memory_bytes == state.memory_bytes()).all()
     assert fresh.recompute_us == pytest.approx(state.recompute_us)
-    for gap in list(state.schedule().drops):
-        state.keep(gap)
-    if not state.schedule().drops:
-        assert (state.memory_bytes() == ScheduleState(graph).memory_bytes()).all()
-        assert state.recompute_us == pytest.approx(0.0)
+    for num_steps, memory_bytes, recompute_us in reversed(marks):
+        while state.num_steps > num_steps:
+            state.undo()
+        assert (state.memory_bytes() == memory_bytes).all()
+        assert state.recompute_us == recompute_us
+    assert not state.schedule().drops
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_time_a_drop_adds_is_known_before(seed: int) -> None:
+    graph = random_graph(seed, num_operators=16, controlled=bool(seed % 2))
+    draw = random.Random(seed)
+    state = ScheduleState(graph)
+    for gap in sorted(_all_gaps(graph), key=lambda _: draw.random()):
+        time_us, added_us = state.recompute_us, state.added_us(gap, set())
+        part_us = state.added_us(gap, set(), enough_us=2.0)
+        assert part_us == added_us or 2.0 <= part_us <= added_us
+        assert state.drop(gap) == (added_us < float("inf"))
+        if state.is_dropped(gap):
+            assert state.recompute_us - time_us == pytest.approx(added_us)
+            if draw.random() < 0.3:
+                state.undo()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_changes_name_all_whose_price_is_another(seed: int) -> None:
+    graph = random_graph(seed, num_operators=20)
+    draw = random.Random(seed)
+    state = ScheduleState(graph)
+    gaps = _all_gaps(graph)
+    prices: dict[Gap, tuple[float, set[int]]] = {}
+    for _ in range(30):
+        changes = state.take_changes()
+        for gap in gaps:
+            if state.is_dropped(gap):
+                prices.pop(gap, None)
+                continue
+            seen: set[int] = {gap.value}
+            now_us = state.added_us(gap, seen)
+            old = prices.get(gap)
+            if old is not None and old[0] != now_us:
+                assert (
+                    gap.value in changes.disturbed
+                    or gap.end in changes.moments
+                    or old[1] & changes.values
+                )
+            prices[gap] = now_us, seen
+        for _ in range(3):
+            gap = draw.choice(gaps)
+            if draw.random() < 0.3 and state.num_steps:
+                state.undo()
+            else:
+                (state.keep if state.is_dropped(gap) else state.drop)(gap)
 
 
 def test_a_chain_holds_one_value_where_all_are_dropped() -> None:
