@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from memopt.errors import MemoptError
+from memopt.execute.guards import below_autograd, check_version
 from memopt.execute.program import Packed, Program, Step
 from memopt.execute.replay_step import Tensors, seen_as
 
@@ -85,6 +86,8 @@ class PlannedPass:
 
     def pack(self, tensor: Tensor) -> Handle | tuple[Tensor, int]:
         """Called as autograd saves a tensor."""
+        if tensor.grad_fn is not None:
+            tensor = tensor.detach()  # lest the graph holds itself, out of reach of any collector
         ordinal = self._next
         self._next = ordinal + 1
         if self.diverged_at is not None:
@@ -153,14 +156,14 @@ class PlannedPass:
 
     def _one(self, handle: Handle, planned: Packed) -> Tensor:
         if handle.tensor is not None:
-            _check_version(handle.tensor, handle.version)
+            check_version(handle.tensor, handle.version)
             return handle.tensor
         value = planned.value
         if value not in self._tensors:
             self._remake([value])
         tensor = self._tensors[value]
         if (version := self._kept_versions.get(value)) is not None:
-            _check_version(tensor, version)
+            check_version(tensor, version)
         return tensor if planned.is_home else seen_as(tensor, planned.view)
 
     def _at_home(self, tensor: Tensor, value: int) -> Tensor:
@@ -175,7 +178,7 @@ class PlannedPass:
             if not are_there or len(missing) < len(group.targets):
                 self._remake(missing)
                 return
-            with _below_autograd():
+            with below_autograd():
                 for step, frees in group.steps:
                     step.run(tensors)
                     for value in frees:
@@ -208,7 +211,7 @@ class PlannedPass:
         order = sorted(steps)
         last_reader = {read: number for number in order for read in steps[number].reads}
         there = set(tensors)
-        with self._leaves(leaves), _below_autograd():
+        with self._leaves(leaves), below_autograd():
             for number in order:
                 step = steps[number]
                 step.run(tensors)
@@ -272,19 +275,10 @@ def unpack(handle: Handle | tuple[Tensor, int]) -> Tensor:
     """The hook: gives a saved tensor back."""
     if type(handle) is tuple:
         tensor, version = handle
-        _check_version(tensor, version)
+        check_version(tensor, version)
         return tensor
     assert isinstance(handle, Handle)
     return handle.owner.unpack(handle)
-
-
-def _check_version(tensor: Tensor, version: int) -> None:
-    # Autograd itself does not look, once there are hooks.
-    if tensor._version != version:
-        raise MemoptError(
-            f"a tensor of shape {tuple(tensor.shape)} that backward needs was changed in place "
-            "after it was saved; training without a budget fails too: clone it first"
-        )
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
@@ -302,17 +296,3 @@ def _probe(tensor: Tensor) -> Tensor:
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) or torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
-@contextmanager
-def _below_autograd() -> Iterator[None]:
-    """Operators run as they were recorded: below autograd, and with no autocast."""
-    enabled = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    for kind in enabled:
-        torch.set_autocast_enabled(kind, False)
-    try:
-        with torch._C._AutoDispatchBelowAutograd():
-            yield
-    finally:
-        for kind in enabled:
-            torch.set_autocast_enabled(kind, True)
