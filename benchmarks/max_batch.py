@@ -31,7 +31,7 @@ import memopt
 from memopt.batch_size import BatchScaling
 from memopt.capture import CostTable
 from memopt.controlled import controlled
-from memopt.errors import BudgetTooSmallError
+from memopt.errors import BudgetTooSmallError, MemoptError
 from memopt.execute.splits import find_splits
 from memopt.graph import OpGraph
 from memopt.live_bytes import LiveBytes
@@ -184,7 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|", flush=True)
     costs = CostTable()
     for name in options.networks:
-        case = Case(name, costs, options.timed_batch)
+        try:
+            case = Case(name, costs, options.timed_batch)
+        except MemoptError as error:
+            print(f"| {name} | {error}{' |' * (len(heads) - 1)}", flush=True)
+            continue
         for limit in options.limits:
             print(row(case, name, limit, options), flush=True)
     return 0
