@@ -106,6 +106,10 @@ class Program:
             index: start for start, indices in step.groups.items() for index in indices
         }
         self._unpacked_at = _unpacked_at(step)
+        self._values_at: dict[int, list[int]] = {}
+        for value, starts in self._unpacked_at.items():
+            for start in starts:
+                self._values_at.setdefault(start, []).append(value)
         self._remakable = self._find_remakable()
         self.packed = tuple(self._packed(ordinal) for ordinal in range(len(recording.saved)))
         self.groups = self._find_groups()
@@ -249,9 +253,10 @@ class Program:
     def _releases(self, start: int) -> tuple[int, ...]:
         """Values that are not kept beyond the nodes that unpack before `start`."""
         found = []
-        for value, uses in self._unpacked_at.items():
-            if start not in uses or not self._lives.may_drop(value):
+        for value in self._values_at.get(start, ()):
+            if not self._lives.may_drop(value):
                 continue
+            uses = self._unpacked_at[value]
             following = next((use for use in uses if use > start), None)
             if following is None or any(
                 start <= gap.start < following for gap in self._dropped.get(value, ())
