@@ -26,6 +26,7 @@ _GREEDY = (
     Greed(),
     Greed(at_peak=True),
     Greed(exponent=0.5, whole=True),
+    Greed(exponent=0.5, at_peak=True),
     Greed(exponent=1.5),
     Greed(exponent=2.0, whole=True),
 )
