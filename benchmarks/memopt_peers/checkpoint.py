@@ -14,7 +14,7 @@ from typing import Any
 from memopt_measure import Forward
 from memopt_networks import Link, links, run_links
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from memopt_peers.row import Row, RowOptions
 
@@ -28,30 +28,34 @@ def rows(options: RowOptions) -> dict[str, Row]:
         f"checkpoint, {number} segments": partial(min, number) for number in options.segments
     }
     cuts["checkpoint, sqrt(n) segments"] = lambda length: round(math.sqrt(length))
-    cuts["checkpoint, every block"] = lambda length: length
-    return {
-        label: Row(lambda model, plain_peak_bytes, cut=cut: checkpointed(model, cut))
-        for label, cut in cuts.items()
-    }
+    cuts["checkpoint, every block"] = every_link
+    return {label: Row(partial(checkpointed, num_segments=cut)) for label, cut in cuts.items()}
 
 
 def checkpointed(
-    model: nn.Module, num_segments: NumSegments, context_fn: Callable[[], Any] | None = None
+    model: nn.Module,
+    plain_peak_bytes: int,
+    num_segments: NumSegments,
+    context_fn: Callable[[], Any] = noop_context_fn,
 ) -> Forward:
     """The model's forward pass in segments."""
     chain = links(model)
     segments = grouped(chain, num_segments(len(chain)))
-    extra = {} if context_fn is None else {"context_fn": context_fn}
 
     def forward(x: Tensor) -> Tensor:
         state: Any = x
         for segment in segments[:-1]:
             run = partial(_run, segment)
             given = state if isinstance(state, tuple) else (state,)
-            state = checkpoint(run, *given, use_reentrant=False, **extra)
+            state = checkpoint(run, *given, use_reentrant=False, context_fn=context_fn)
         return run_links(segments[-1], state)
 
     return forward
+
+
+def every_link(length: int) -> int:
+    """A segment for each."""
+    return length
 
 
 def grouped(chain: Sequence[Link], num_segments: int) -> list[Sequence[Link]]:

@@ -6,6 +6,7 @@ a CPU; the first step takes a minute or more.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +19,12 @@ from memopt_peers.row import Row, RowOptions
 
 def rows(options: RowOptions) -> dict[str, Row]:
     return {
-        f"compile, budget {share:g}": Row(
-            lambda model, plain_peak_bytes, share=share: compiled(model, share), countable=False
-        )
+        f"compile, budget {share:g}": Row(partial(compiled, share=share), countable=False)
         for share in options.compile_budgets
     }
 
 
-def compiled(model: nn.Module, share: float) -> Forward:
+def compiled(model: nn.Module, plain_peak_bytes: int, share: float) -> Forward:
     from torch._inductor.compile_fx import compile_fx
 
     def inductor(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:

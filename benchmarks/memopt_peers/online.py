@@ -6,6 +6,8 @@ plan they may go over their budget, so it is their measured peak that they are t
 
 from __future__ import annotations
 
+from functools import partial
+
 from memopt_measure import Forward
 from torch import nn
 
@@ -19,17 +21,14 @@ def rows(options: RowOptions) -> dict[str, Row]:
     """Two first steps: in the first one they learn what the nodes of backward take."""
     return {
         f"{policy}, budget {share:g}": Row(
-            lambda model, plain_peak_bytes, policy=policy, share=share: held(
-                model, int(share * plain_peak_bytes), policy
-            ),
-            num_first_steps=2,
+            partial(held, share=share, policy=policy), num_first_steps=2
         )
         for share in options.budgets
         for policy in POLICIES
     }
 
 
-def held(model: nn.Module, budget_bytes: int, policy: str) -> Forward:
+def held(model: nn.Module, plain_peak_bytes: int, share: float, policy: str) -> Forward:
     """The model itself, which evicts what does not fit from now on."""
-    budget(model, budget_bytes, policy=policy)
+    budget(model, int(share * plain_peak_bytes), policy=policy)
     return model

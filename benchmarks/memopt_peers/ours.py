@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from memopt_measure import Forward
 from torch import nn
 
@@ -11,14 +13,11 @@ from memopt_peers.row import Row, RowOptions
 
 def rows(options: RowOptions) -> dict[str, Row]:
     return {
-        f"memopt, budget {share:g}": Row(
-            lambda model, plain_peak_bytes, share=share: held(model, int(share * plain_peak_bytes))
-        )
-        for share in options.budgets
+        f"memopt, budget {share:g}": Row(partial(held, share=share)) for share in options.budgets
     }
 
 
-def held(model: nn.Module, budget_bytes: int) -> Forward:
+def held(model: nn.Module, plain_peak_bytes: int, share: float) -> Forward:
     """The model itself, which holds the budget from now on."""
-    budget(model, budget_bytes)
+    budget(model, int(share * plain_peak_bytes))
     return model

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from memopt_peers.checkpoint import checkpointed
+from memopt_peers.checkpoint import checkpointed, every_link
 from memopt_peers.row import Row, RowOptions
 
 aten = torch.ops.aten
@@ -39,9 +39,7 @@ def rows(options: RowOptions) -> dict[str, Row]:
         "selective, every second of these": _every_second,
     }
     return {
-        label: Row(
-            lambda model, plain_peak_bytes, make=make: checkpointed(model, lambda n: n, make)
-        )
+        label: Row(partial(checkpointed, num_segments=every_link, context_fn=make))
         for label, make in contexts.items()
     }
 
