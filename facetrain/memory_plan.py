@@ -20,7 +20,7 @@ from memopt.controlled import controlled
 from memopt.errors import BudgetTooSmallError
 from memopt.execute import find_splits
 from memopt.graph import OpGraph
-from memopt.plan import Plan, make_plan, trace, with_costs
+from memopt.plan import Plan, make_plan, make_plans, trace, with_costs
 from memopt.schedule import Schedule
 from memopt.simulate import simulate
 
@@ -136,7 +136,8 @@ def plan_backbone(
     budgets = {int(share * plain.plain_peak_bytes) for share in _SHARES} | {least_bytes}
     points = [_point(plain.plain_peak_bytes, plain)]
     points += [
-        _point(size, plan(size)) for size in sorted(budgets, reverse=True) if size >= least_bytes
+        _point(size, made)
+        for size, made in make_plans(recording, budgets, held_bytes=held_bytes, costs=costs)
     ]
     largest = None
     if budget_bytes is not None:

@@ -7,7 +7,7 @@ plan = make_plan(recording, parse_bytes("4GiB"))
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ from memopt.errors import BudgetTooSmallError, MemoptError
 from memopt.execute import PROBE_BYTES, find_splits
 from memopt.graph import OpGraph, Role
 from memopt.planners import find_planner
+from memopt.planners.curve import plan_curve
 from memopt.schedule import Schedule
 from memopt.simulate import simulate
 from memopt.units import format_bytes
@@ -158,6 +159,27 @@ def make_plan(
             least_bytes,
         ) from error
     return _plan(step, schedule, held_bytes)
+
+
+def make_plans(
+    recording: Recording,
+    budgets_bytes: Iterable[int],
+    *,
+    held_bytes: int = 0,
+    costs: CostTable | None = None,
+) -> list[tuple[int, Plan]]:
+    """Each budget that can be held and its plan, from the largest down; they share their work.
+
+    Along them less memory never takes less time. Arguments as of `make_plan`.
+    """
+    step = controlled(recording, find_splits(recording, costs))
+    beside_bytes = held_bytes + PROBE_BYTES * len(step.ordinals)
+    points = plan_curve(step.graph, [budget - beside_bytes for budget in budgets_bytes])
+    return [
+        (point.budget_bytes + beside_bytes, _plan(step, point.schedule, held_bytes))
+        for point in points
+        if point.schedule is not None
+    ]
 
 
 def adapted(

@@ -29,7 +29,7 @@ from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
 
 DEFAULTS = RunConfig(
     num_processes=2,
-    memory="180MiB",
+    memory="110MiB",
     model=ModelConfig(backbone="mobilefacenet_tiny", embedding_size=128),
     head=HeadConfig(margin="cosface", margin_value=0.1, scale=32.0),
     optim=OptimConfig(epochs=12, global_batch_size=64, lr=1.6, warmup_epochs=1, schedule="cosine"),

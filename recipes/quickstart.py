@@ -28,7 +28,7 @@ from facetrain_datasets.synthetic import write_synthetic_faces
 
 DEFAULTS = RunConfig(
     num_processes=2,
-    memory="180MiB",
+    memory="110MiB",
     model=ModelConfig(backbone="mobilefacenet_tiny", embedding_size=128),
     head=HeadConfig(margin="cosface", margin_value=0.2, scale=32.0),
     optim=OptimConfig(epochs=5, global_batch_size=64, lr=1.6, warmup_epochs=0.5, schedule="cosine"),

@@ -100,6 +100,8 @@ class PlannedPass:
             self.diverged_at = ordinal
             return self._unplanned(tensor)
         value = planned.value
+        if tensor.is_conj() or tensor.is_neg():
+            return tensor, tensor._version  # a geometry does not say so
         if value < 0:
             if planned.resting >= 0 and not _same_memory(tensor, self._resting[planned.resting]):
                 self.diverged_at = ordinal

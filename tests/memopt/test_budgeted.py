@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memopt
 from memopt.capture import CostTable
-from memopt.errors import BudgetTooSmallError, MemoptError
-from memopt.live_bytes import LiveBytes
+from memopt.errors import BudgetTooSmallError
 from memopt.plan import make_plan, trace, with_costs
 
 COSTS = CostTable(num_runs=1)
