@@ -78,11 +78,6 @@ class BatchScaling:
         return found
 
 
-def fits_plain(graph: OpGraph, budget_bytes: int) -> bool:
-    """Whether a step fits without a plan."""
-    return graph.plain_peak_bytes() <= budget_bytes
-
-
 def fits_planned(graph: OpGraph, budget_bytes: int, planner: str = "offline") -> bool:
     """Whether a planner finds a plan for a step."""
     try:

@@ -143,13 +143,15 @@ class Budget:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stack = ExitStack()
         kind, forward_pass = None, None
-        if torch.is_grad_enabled():
-            self._refuse_sharded()
-            kind = self._kind(args, kwargs, None)
-            forward_pass = self._new_pass(kind, args, kwargs)
-        if forward_pass is not None:
-            stack.enter_context(forward_pass.hooks())
-        self._open.append((kind, stack, forward_pass))
+        try:
+            if torch.is_grad_enabled():
+                self._refuse_sharded()
+                kind = self._kind(args, kwargs, None)
+                forward_pass = self._new_pass(kind, args, kwargs)
+            if forward_pass is not None:
+                stack.enter_context(forward_pass.hooks())
+        finally:  # `_leave` is called after an exception here too
+            self._open.append((kind, stack, forward_pass))
 
     def _refuse_sharded(self) -> None:
         for name, parameter in self._model.named_parameters():

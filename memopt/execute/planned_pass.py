@@ -133,7 +133,7 @@ class PlannedPass:
             for value in sorted(kept, key=self.program.cost_of_a_byte_us):
                 if total <= spare:
                     break
-                self._probes[value] = _probe(self._tensors.pop(value))
+                self._probes[value] = _probe(self._drop(value))
                 total -= self.program.size_bytes(value)
         return tensor, tensor._version
 
@@ -153,8 +153,14 @@ class PlannedPass:
         if self._left[number] == 0:
             self._left[number] = group.size
             for value in group.releases:
-                self._tensors.pop(value, None)
+                if value in self._tensors:
+                    self._drop(value)
         return tensor
+
+    def _drop(self, value: int) -> Tensor:
+        """Lets go of a kept value; one that is made again later has a version of its own."""
+        self._kept_versions.pop(value, None)
+        return self._tensors.pop(value)
 
     def _one(self, handle: Handle, planned: Packed) -> Tensor:
         if handle.tensor is not None:

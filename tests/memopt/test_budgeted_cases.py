@@ -247,9 +247,13 @@ def test_a_number_that_changes_unseen_is_an_error_and_no_wrong_gradient() -> Non
         twin(rows()).sum().backward()
 
 
-def test_kept_graphs_are_differentiated_again() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("share", [1.0, 1.7])
+def test_kept_graphs_are_differentiated_again(in_place: bool, share: float) -> None:
     model, x = deep(), rows()
-    twin, _ = held(model, x)
+    if in_place:
+        model = nn.Sequential(*(nn.ReLU(inplace=True) if type(m) is nn.Tanh else m for m in model))
+    twin, _ = held(model, x, share=share)
     for net in (model, twin):
         output = net(x).square().sum()
         output.backward(retain_graph=True)
