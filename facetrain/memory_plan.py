@@ -20,12 +20,15 @@ from memopt.controlled import controlled
 from memopt.errors import BudgetTooSmallError
 from memopt.execute import find_splits
 from memopt.graph import OpGraph
+from memopt.placement import place
 from memopt.plan import Plan, make_plan, make_plans, trace, with_costs
+from memopt.planned_lifetimes import planned_lifetimes
 from memopt.schedule import Schedule
 from memopt.simulate import simulate
 
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 _NUM_LISTED = 12
+_ALIGNMENT_BYTES = 512  # of CUDA's allocator in PyTorch
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class BackbonePlan:
         chosen: the plan for the budget asked for.
         plain_memory_bytes, memory_bytes: while each operator of the step runs, without a budget
             and under the chosen plan; None without one.
+        placed_bytes: height of one range of addresses that the chosen plan's tensors were placed in.
         backward_from: number of the first operator of backward.
         dropped: by the chosen plan, most bytes first.
         largest_batch: rows that the budget holds, within 2 %, and rows that fit without a plan.
@@ -88,6 +92,7 @@ class BackbonePlan:
     chosen: CurvePoint | None
     plain_memory_bytes: np.ndarray
     memory_bytes: np.ndarray | None
+    placed_bytes: int | None
     backward_from: int
     dropped: tuple[Dropped, ...]
     largest_batch: tuple[int, int] | None
@@ -159,6 +164,7 @@ def plan_backbone(
         memory_bytes=None
         if chosen is None
         else simulate(chosen.step.graph, chosen.schedule).memory_bytes + held_bytes,
+        placed_bytes=None if chosen is None else _placed_bytes(chosen),
         backward_from=next(n for n, operator in enumerate(operators) if operator.backward),
         dropped=() if chosen is None else tuple(_dropped(chosen)),
         largest_batch=largest,
@@ -196,6 +202,11 @@ def run_step(
                 embeddings = manager.forward(images)
                 embeddings.backward(torch.ones_like(embeddings))
     return manager.report()
+
+
+def _placed_bytes(plan: Plan) -> int:
+    lifetimes = planned_lifetimes(plan.step.graph, plan.schedule)
+    return place(lifetimes, alignment_bytes=_ALIGNMENT_BYTES).height_bytes
 
 
 def _point(budget_bytes: int, plan: Plan) -> CurvePoint:

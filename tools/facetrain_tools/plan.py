@@ -121,6 +121,8 @@ def plan_facts(
             f"{format_bytes(plan.chosen.peak_bytes)}, {plan.chosen.num_dropped} tensors dropped, "
             f"+{plan.chosen.overhead:.1%} time"
         )
+    if plan.placed_bytes is not None:
+        values["with addresses"] = f"{format_bytes(plan.placed_bytes)} in one range"
     if plan.largest_batch is not None:
         planned, plain = plan.largest_batch
         values["largest batch"] = f"{planned:,} images in this budget, {plain:,} without a plan"
