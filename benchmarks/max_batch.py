@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--planners", nargs="*", choices=sorted(PLANNERS), default=["sublinear", "offline"]
     )
     parser.add_argument("--overheads", type=float, nargs="*", default=[0.3])
-    parser.add_argument("--timed-batch", type=int, default=4)
+    parser.add_argument("--timed-batch", type=int, default=8)
     parser.add_argument("--measure", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -28,6 +28,7 @@ from memopt.simulate import simulate
 
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 _NUM_LISTED = 12
+_TRACED_BATCH = 8
 _ALIGNMENT_BYTES = 512  # of CUDA's allocator in PyTorch
 
 
@@ -78,7 +79,7 @@ class BackbonePlan:
         chosen: the plan for the budget asked for.
         plain_memory_bytes, memory_bytes: while each operator of the step runs, without a budget
             and under the chosen plan; None without one.
-        placed_bytes: height of one range of addresses that the chosen plan's tensors were placed in.
+        placed_bytes: height of one range of addresses with all tensors of the chosen plan in it.
         backward_from: number of the first operator of backward.
         dropped: by the chosen plan, most bytes first.
         largest_batch: rows that the budget holds, within 2 %, and rows that fit without a plan.
@@ -146,7 +147,7 @@ def plan_backbone(
     ]
     largest = None
     if budget_bytes is not None:
-        scaling = BatchScaling(traced, max(2, num_rows // 8))
+        scaling = BatchScaling(traced, _TRACED_BATCH)
         room = budget_bytes - held_bytes
         largest = (
             scaling.largest(lambda graph, _: fits_planned(graph, room)),

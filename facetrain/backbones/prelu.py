@@ -1,7 +1,7 @@
 """PReLU whose backward pass takes one tensor of its input's size, not two.
 
 PyTorch's makes the weight's gradient at full size and then sums it. Here both gradients are made
-a few rows at a time and the weight's is summed at once:
+an eighth of the rows at a time and the weight's is summed at once:
 
     dL/dx = g where x > 0, else w g        dL/dw = sum of x g where x <= 0
 
@@ -11,15 +11,17 @@ nn.PReLU itself.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Below, PyTorch's way costs little memory and is faster (docs/experiments.md).
-_LARGE_ELEMENTS = 2**22
-_CHUNK_ELEMENTS = 2**20
+# Of a sample; below, PyTorch's way costs little memory and is faster (docs/experiments.md).
+_LARGE_ELEMENTS = 2**19
+# Always as many, so that a step's memory grows evenly with its batch.
+_NUM_PIECES = 8
 
 
 class PReLU(nn.PReLU):
@@ -48,17 +50,18 @@ class _PReLU(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         others = [0, *range(2, x.dim())]
-        if x.numel() < _LARGE_ELEMENTS:
+        if x.numel() < _LARGE_ELEMENTS * x.shape[0]:
             of_x, full = torch.ops.aten._prelu_kernel_backward(gradient, x, weight)
             return of_x, full.sum(others, keepdim=True)
-        rows = max(1, _CHUNK_ELEMENTS * x.shape[0] // max(x.numel(), 1))
         of_x = torch.empty_like(x)
         kind = torch.promote_types(x.dtype, torch.float32)
         of_weight = torch.zeros(weight.shape, dtype=kind, device=x.device)
-        for first in range(0, x.shape[0], rows):
-            here = slice(first, first + rows)
-            of_x[here], full = torch.ops.aten._prelu_kernel_backward(
-                gradient[here], x[here], weight
+        bounds = [x.shape[0] * piece // _NUM_PIECES for piece in range(_NUM_PIECES + 1)]
+        for first, end in pairwise(bounds):
+            if first == end:
+                continue
+            of_x[first:end], full = torch.ops.aten._prelu_kernel_backward(
+                gradient[first:end], x[first:end], weight
             )
             of_weight += full.sum(others, keepdim=True, dtype=kind)
         return of_x, of_weight.to(weight.dtype)

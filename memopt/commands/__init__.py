@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Protocol
 
-from memopt.commands import replay, show
+from memopt.commands import plan, replay, show
 
 
 class Command(Protocol):
@@ -21,4 +21,4 @@ class Command(Protocol):
         """Does it, and prints. Raises MemoptError for bad input."""
 
 
-COMMANDS: Mapping[str, Command] = {"show": show, "replay": replay}
+COMMANDS: Mapping[str, Command] = {"show": show, "plan": plan, "replay": replay}

@@ -19,7 +19,7 @@ def run(module: nn.PReLU, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, 
     return output.detach(), x.grad, module.weight.grad
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (4, 7, 6, 5), (5, 8, 420, 300)])
+@pytest.mark.parametrize("shape", [(3, 5), (4, 7, 6, 5), (5, 8, 300, 300), (19, 8, 270, 250)])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_it_is_prelu(shape: tuple[int, ...], channels_last: bool) -> None:
     torch.manual_seed(0)

@@ -66,6 +66,20 @@ def test_replay_takes_policies_arena_and_limit(
     assert "thrashing" in capsys.readouterr().out
 
 
+def test_plan_prints_overhead_by_planner_and_budget(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planners = ["--planners", "offline", "sublinear", "ilp"]
+    assert main(["plan", str(trace), "--budget", "1", "3KiB", "0.3", *planners]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "net.jsonl: 6 operators, plain peak 4.0KiB, 0.6 ms"
+    assert lines[1].split() == ["budget", "offline", "sublinear", "ilp"]
+    assert lines[2].split() == ["4.0KiB", "(100%)", *["0.0%,", "1.00"] * 3]
+    assert lines[3].split()[:4] == ["3.0KiB", "(75%)", "16.7%,", "1.00"]
+    assert lines[3].endswith("16.7%, 1.00")
+    assert lines[4].count("least") == 3
+
+
 def test_show_prints_what_is_in_a_trace(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(trace)]) == 0
     text = capsys.readouterr().out
