@@ -6,9 +6,8 @@ python -m memopt plan TRACE --budget 0.5 0.3 4GiB --planners offline sublinear
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
-from memopt.commands.replay import budget_bytes
+from memopt.commands.budgets import add_trace_and_budgets, budget_bytes, summary
 from memopt.errors import BudgetTooSmallError
 from memopt.graph import OpGraph
 from memopt.placement import place
@@ -21,14 +20,7 @@ from memopt.units import format_bytes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="file of a trace (memopt's format or DTR's)")
-    parser.add_argument(
-        "--budget",
-        nargs="+",
-        default=["0.5", "0.3"],
-        metavar="BUDGET",
-        help="shares of the plain peak (0.5), or sizes (4GiB); default: 0.5 0.3",
-    )
+    add_trace_and_budgets(parser)
     parser.add_argument(
         "--planners",
         nargs="+",
@@ -43,10 +35,7 @@ def run(options: Namespace) -> None:
     graph = read_trace(options.trace)
     sizes = [budget_bytes(graph, text) for text in options.budget]
     peak_bytes = graph.plain_peak_bytes()
-    print(
-        f"{options.trace.name}: {len(graph.operators)} operators, plain peak "
-        f"{format_bytes(peak_bytes)}, {graph.total_cost_us() / 1e3:.1f} ms"
-    )
+    print(summary(options.trace, graph))
     rows = [
         [
             f"{format_bytes(size)} ({size / peak_bytes:.0%})",

@@ -5,31 +5,22 @@ python -m memopt replay TRACE --budget 0.5 0.3 4GiB --policies dtr coop
 
 from __future__ import annotations
 
-import math
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from memopt.arena import Allocator, Arena, CachingArena
+from memopt.commands.budgets import add_trace_and_budgets, budget_bytes, summary
 from memopt.errors import MemoptError
-from memopt.graph import OpGraph
 from memopt.policies import POLICIES, find_policy
 from memopt.replay import Outcome, ReplayResult, replay
 from memopt.tables import table
 from memopt.traces import read_trace
-from memopt.units import format_bytes, parse_bytes
+from memopt.units import format_bytes
 
 ARENAS = {"best_fit": Arena, "cuda": CachingArena}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="file of a trace (memopt's format or DTR's)")
-    parser.add_argument(
-        "--budget",
-        nargs="+",
-        default=["0.5", "0.3"],
-        metavar="BUDGET",
-        help="shares of the plain peak (0.5), or sizes (4GiB); default: 0.5 0.3",
-    )
+    add_trace_and_budgets(parser)
     parser.add_argument(
         "--policies",
         nargs="+",
@@ -59,10 +50,7 @@ def run(options: Namespace) -> None:
     graph = read_trace(options.trace)
     budgets_bytes = [budget_bytes(graph, text) for text in options.budget]
     peak_bytes = graph.plain_peak_bytes()
-    print(
-        f"{options.trace.name}: {len(graph.operators)} operators, plain peak "
-        f"{format_bytes(peak_bytes)}, {graph.total_cost_us() / 1e3:.1f} ms"
-    )
+    print(summary(options.trace, graph))
     rows = []
     for capacity in budgets_bytes:
         cells = [
@@ -78,28 +66,6 @@ def run(options: Namespace) -> None:
 
 def _arena(options: Namespace, capacity_bytes: int) -> Allocator:
     return ARENAS[options.arena](capacity_bytes)
-
-
-def budget_bytes(graph: OpGraph, text: str) -> int:
-    """Bytes that a budget names: a bare number is a share of the plain peak.
-
-    Raises:
-        MemoptError: neither a share above 0 nor a size; nothing to budget.
-    """
-    peak_bytes = graph.plain_peak_bytes()
-    if not peak_bytes:
-        raise MemoptError(
-            "the iteration makes nothing that takes memory: there is no budget to set"
-        )
-    try:
-        share = float(text)
-    except ValueError:
-        return parse_bytes(text)
-    if not (math.isfinite(share) and share * peak_bytes >= 1):
-        raise MemoptError(
-            f"budget {text!r} must be a share of the plain peak above 0, as 0.5, or a size, as 4GiB"
-        )
-    return int(share * peak_bytes)
 
 
 def describe(result: ReplayResult) -> str:

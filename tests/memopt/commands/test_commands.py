@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memopt.__main__ import main
-from memopt.commands.replay import budget_bytes
+from memopt.commands.budgets import budget_bytes
 from memopt.errors import MemoptError
 from memopt.graph import Operator, OpGraph, Role, Storage, Value
 from memopt.tables import table
