@@ -145,7 +145,6 @@ class Budget:
         kind, forward_pass = None, None
         try:
             if torch.is_grad_enabled():
-                self._refuse_sharded()
                 kind = self._kind(args, kwargs, None)
                 forward_pass = self._new_pass(kind, args, kwargs)
             if forward_pass is not None:
@@ -166,6 +165,8 @@ class Budget:
         self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> PlannedPass | OnlinePass | None:
         """None where nothing needs to be dropped."""
+        if kind not in self._programs or not self._is_planned:
+            self._refuse_sharded()
         if not self._is_planned:
             return self.online.new_pass(self._held_bytes(None))
         if kind not in self._programs:
@@ -199,12 +200,12 @@ class Budget:
     ) -> tuple[Any, ...]:
         """All that decides what a forward pass does, as far as it can be told before."""
         leaves, structure = tree_flatten((args, kwargs))
+        parameters = self._model.parameters()
         return (
             structure,
             tuple(_describe(leaf) for leaf in leaves),
             tuple([module.training for module in self._model.modules()]),
-            tuple([parameter.requires_grad for parameter in self._model.parameters()]),
-            tuple([gradient_exists(p, accumulates) for p in self._model.parameters()]),
+            tuple([(p.requires_grad, gradient_exists(p, accumulates)) for p in parameters]),
             tuple(
                 torch.get_autocast_dtype(kind)
                 for kind in ("cpu", "cuda")
@@ -268,6 +269,8 @@ def budget(
     """
     find_planner(planner)
     size_bytes = parse_bytes(size) if isinstance(size, str) else size
+    if size_bytes < 1:
+        raise MemoptError(f"memory budget {size_bytes} must be at least one byte")
     return Budget(
         model,
         size_bytes,

@@ -429,6 +429,25 @@ class Chain(nn.Module):
         return x
 
 
+@pytest.mark.parametrize(
+    ("size", "choice", "message"),
+    [
+        (0, {}, "memory budget 0 must be at least one byte"),
+        (-5, {}, "memory budget -5 must be at least one byte"),
+        ("0", {}, "at least one byte"),
+        ("1GiB", {"policy": "lru"}, "lru"),
+        ("1GiB", {"planner": "best"}, "planner 'best' is unknown"),
+    ],
+)
+def test_bad_arguments_are_refused_before_the_model_is_touched(
+    size: str | int, choice: dict[str, str], message: str
+) -> None:
+    model = deep()
+    with pytest.raises(MemoptError, match=message):
+        memopt.budget(model, size, **choice)  # type: ignore[arg-type]
+    assert not model._forward_pre_hooks
+
+
 @pytest.mark.slow
 def test_a_deep_chain_is_recomputed_without_recursion() -> None:
     x = rows(4, 8).requires_grad_()
