@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,16 @@ class Action(NamedTuple):
     run: Callable[[Sequence[str]], int]
     arguments: str
     what: str
+
+
+def module_action(module: str, arguments: str, what: str) -> Action:
+    """An action that is the `main` of a module of its own, imported when it runs."""
+
+    def run(rest: Sequence[str]) -> int:
+        code: int = importlib.import_module(module).main(rest)
+        return code
+
+    return Action(run, arguments, what)
 
 
 def run_action(command: str, actions: Mapping[str, Action], arguments: Sequence[str]) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +21,7 @@ from facetrain.report import Facts, Figure, Section, Table, plots, write_atomica
 from facetrain.report.tables import percent, tar_table, threshold_table
 from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
-from facetrain_tools.actions import Action, run_action
+from facetrain_tools.progress import progress
 
 REPORT_FILE = "report.html"
 RESULTS_FILE = "results.json"
@@ -59,15 +58,10 @@ class VerificationFlags:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the evaluation named first; the rest are its flags."""
-    verification = Action(
-        lambda rest: run_verification(
-            parse_flags(VerificationFlags, rest, "facetrain eval verification")
-        ),
-        "--model FILE --data DIR --pairs FILE [flags]",
-        "pairs of an LFW pair list (--help lists its flags)",
+    """`facetrain eval verification` with the flags given; the exit code."""
+    return run_verification(
+        parse_flags(VerificationFlags, arguments, "facetrain eval verification")
     )
-    return run_action("eval", {"verification": verification}, arguments)
 
 
 def run_verification(flags: VerificationFlags) -> int:
@@ -90,9 +84,9 @@ def run_verification(flags: VerificationFlags) -> int:
         allow_grey=flags.allow_grey,
     )
     started = time.perf_counter()
-    with _progress("embedding", len(images)) as progress:
+    with progress("embedding", len(images)) as done:
         embeddings = embed_images(
-            embedder, images, batch_size=flags.batch_size, flip=flags.flip, progress=progress
+            embedder, images, batch_size=flags.batch_size, flip=flags.flip, progress=done
         )
     images_per_s = len(images) / (time.perf_counter() - started)
     num_folds = flags.folds
@@ -185,15 +179,3 @@ def write_report(flags: VerificationFlags, result: VerificationResult, facts: Fa
 
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while it lasts, where stderr is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)

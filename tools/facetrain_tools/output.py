@@ -1,0 +1,55 @@
+"""Where a command leaves its page and its figures: report.html and results.json in one folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from facetrain.report import Section, write_atomically, write_page
+from facetrain.run_folder import choose_run_folder
+
+REPORT_FILE = "report.html"
+RESULTS_FILE = "results.json"
+
+
+def output_folder(name: str, out: Path | None) -> Path:
+    """`out`, or a new folder runs/NAME, runs/NAME-2, ...; it exists and can be written.
+
+    Raises:
+        FacetrainError: it cannot be written, or holds a training run.
+    """
+    return choose_run_folder(name, out, resume=False).path
+
+
+def write_report(
+    folder: Path,
+    title: str,
+    sections: Sequence[Section],
+    *,
+    summary: str,
+    flags: Any,
+    results: Mapping[str, Any],
+) -> None:
+    """Writes report.html and results.json, and says where the page is.
+
+    Args:
+        flags: the command's flags, a dataclass; they stand in results.json under "flags".
+        results: the figures, plain values only.
+    """
+    write_page(folder / REPORT_FILE, title, sections, summary=summary)
+    content = {"flags": _plain(flags), **results}
+    write_atomically(folder / RESULTS_FILE, json.dumps(content, indent=1) + "\n")
+    print(f"\nreport  {(folder / REPORT_FILE).resolve()}")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
