@@ -10,7 +10,11 @@ import cv2
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.image_header import ImageHeader, read_image_header
 from facetrain_datasets.source import FaceSource
+
+#: The largest photo decoded: 100 megapixels, 300 MB of memory.
+MAX_PIXELS = 100_000_000
 
 _CHUNK = 64
 
@@ -28,7 +32,7 @@ def decode_image(data: bytes, where: str, image_size: int, allow_grey: bool) -> 
     """Decodes one image, which must already have the size the model takes.
 
     Args:
-        data: an encoded image in any format OpenCV reads.
+        data: an encoded image: JPEG, PNG, WebP, BMP, PGM or PPM.
         where: the file name, for the message.
         image_size: height and width expected, in pixels.
         allow_grey: a single-channel image is repeated in all three channels; else refused.
@@ -39,28 +43,59 @@ def decode_image(data: bytes, where: str, image_size: int, allow_grey: bool) -> 
     Raises:
         DatasetError: unreadable, of another size, or grey.
     """
-    try:
-        # ANYCOLOR keeps the number of channels of the file, so that a grey file shows as 2-D.
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_ANYCOLOR)
-    except cv2.error:  # an empty file, or a header of giant dimensions; None for all else
-        image = None
-    if image is None:
-        found = f"{len(data)} bytes" if data else "an empty file"
-        raise DatasetError(f"{where}: not a readable image ({found}); replace or remove it")
-    height, width = image.shape[:2]
-    if (height, width) != (image_size, image_size):
+    header = read_image_header(data)
+    if header is None:
+        raise _unreadable(data, where)
+    if header.width != image_size or header.height != image_size:
         raise DatasetError(
-            f"{where}: image is {width}x{height}, expected {image_size}x{image_size}; "
-            f"align and crop the faces to {image_size}x{image_size} first"
+            f"{where}: image is {header.width}x{header.height}, expected {image_size}x{image_size};"
+            f" align and crop the faces to {image_size}x{image_size} first (facetrain data prepare)"
         )
-    if image.ndim == 3:
-        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    if not allow_grey:
+    if header.num_channels == 1 and not allow_grey:
         raise DatasetError(
             f"{where}: image is grey (1 channel), expected colour; "
             f"replace or remove it, or allow grey images (allow_grey)"
         )
-    return cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
+    return _decode(data, where, header)
+
+
+def decode_photo(data: bytes, where: str, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Decodes a photo of any size, turned upright as its EXIF orientation says; grey becomes RGB.
+
+    Returns:
+        uint8 [height, width, 3], RGB.
+
+    Raises:
+        DatasetError: unreadable, or of more than `max_pixels` pixels, seen before decoding.
+    """
+    header = read_image_header(data)
+    if header is None:
+        raise _unreadable(data, where)
+    if header.width * header.height > max_pixels:
+        raise DatasetError(
+            f"{where}: image is {header.width}x{header.height}, more than {max_pixels:,} pixels; "
+            f"make it smaller or remove it"
+        )
+    return _decode(data, where, header)
+
+
+def _decode(data: bytes, where: str, header: ImageHeader) -> np.ndarray:
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    except cv2.error:
+        image = None
+    # A photo on its side has its sides exchanged.
+    if image is None or {*image.shape[:2]} != {header.width, header.height}:
+        raise _unreadable(data, where)
+    return image
+
+
+def _unreadable(data: bytes, where: str) -> DatasetError:
+    found = f"{len(data)} bytes" if data else "an empty file"
+    return DatasetError(
+        f"{where}: not a readable image ({found}; read are JPEG, PNG, WebP, BMP, PGM and PPM); "
+        f"replace or remove it"
+    )
 
 
 def check_images(

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain_datasets.decode import check_images, decode_image
+from facetrain_datasets.decode import check_images, decode_image, decode_photo
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.formats.image_folder import ImageFolder
 
@@ -49,12 +49,36 @@ def test_unreadable_image_is_named(data: bytes) -> None:
         decode_image(data, "a.jpg", 16, False)
 
 
-def test_header_of_giant_dimensions_is_unreadable(encode: Callable) -> None:
+def test_header_of_giant_dimensions_is_refused_before_decoding(encode: Callable) -> None:
     data = bytearray(encode(_pixels()))
     data[16:24] = (2**19).to_bytes(4, "big") * 2  # PNG: width and height, in the IHDR chunk
     data[29:33] = crc32(data[12:29]).to_bytes(4, "big")
-    with pytest.raises(DatasetError, match=r"^a\.png: not a readable image"):
+    with pytest.raises(DatasetError, match=r"^a\.png: image is 524288x524288, expected 16x16"):
         decode_image(bytes(data), "a.png", 16, False)
+    with pytest.raises(DatasetError, match=r"^a\.png: .* more than 100,000,000 pixels"):
+        decode_photo(bytes(data), "a.png")
+
+
+def test_photo_of_any_size_within_the_limit(encode: Callable) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (20, 31, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(decode_photo(encode(image), "x", max_pixels=620), image)
+    grey = decode_photo(encode(image[:, :, 0]), "x")
+    np.testing.assert_array_equal(grey, np.stack([image[:, :, 0]] * 3, axis=-1))
+    with pytest.raises(DatasetError, match=r"^x: image is 31x20, more than 619 pixels"):
+        decode_photo(encode(image), "x", max_pixels=619)
+    with pytest.raises(DatasetError, match=r"^x: not a readable image"):
+        decode_photo(encode(image)[:60], "x")
+
+
+def test_photo_on_its_side_is_turned_upright() -> None:
+    image = np.zeros((16, 32, 3), np.uint8)
+    image[:, :16] = 255
+    data = cv2.imencode(".jpg", image)[1].tobytes()
+    # EXIF with the one field Orientation = 6: the picture's top is on the right.
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
+    upright = decode_photo(data[:2] + segment + data[2:], "x")
+    np.testing.assert_array_equal(upright, np.rot90(image, -1))
 
 
 def test_half_a_file_is_unreadable() -> None:

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from facetrain_datasets.image_header import ImageHeader, read_image_header
+
+_KINDS = {
+    ".jpg": "jpeg",
+    ".png": "png",
+    ".webp": "webp",
+    ".bmp": "bmp",
+    ".ppm": "pnm",
+}
+
+
+def _encoded(suffix: str, *shape: int) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return cv2.imencode(suffix, pixels)[1].tobytes()
+
+
+@pytest.mark.parametrize("suffix", _KINDS)
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (20, 31), (300, 7)])
+def test_size_and_channels_of_every_format(suffix: str, height: int, width: int) -> None:
+    expected = ImageHeader(_KINDS[suffix], width, height, 3)
+    assert read_image_header(_encoded(suffix, height, width, 3)) == expected
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".pgm"])
+def test_grey_images_have_one_channel(suffix: str) -> None:
+    header = read_image_header(_encoded(suffix, 20, 31))
+    assert header is not None
+    assert (header.width, header.height, header.num_channels) == (31, 20, 1)
+
+
+def test_progressive_jpeg_and_lossless_webp_and_alpha() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 31, 4), dtype=np.uint8)
+    progressive = cv2.imencode(".jpg", pixels[:, :, :3], (cv2.IMWRITE_JPEG_PROGRESSIVE, 1))[1]
+    lossless = cv2.imencode(".webp", pixels[:, :, :3], (cv2.IMWRITE_WEBP_QUALITY, 101))[1]
+    for data in (progressive, lossless, *(cv2.imencode(s, pixels)[1] for s in (".png", ".webp"))):
+        header = read_image_header(data.tobytes())
+        assert header is not None
+        assert header[1:] == (31, 20, 3)
+
+
+def test_jpeg_with_fill_bytes_and_a_long_segment_before_the_frame() -> None:
+    data = _encoded(".jpg", 20, 31, 3)
+    comment = b"\xff\xff\xff\xfe" + (5002).to_bytes(2, "big") + b"x" * 5000
+    assert read_image_header(data[:2] + comment + data[2:]) == ImageHeader("jpeg", 31, 20, 3)
+
+
+def test_comments_in_pnm() -> None:
+    data = b"P5 # made by hand\n# twice\n31\n# more\n20 255\n" + bytes(620)
+    assert read_image_header(data) == ImageHeader("pnm", 31, 20, 1)
+
+
+@pytest.mark.parametrize("suffix", [*_KINDS, ".pgm"])
+def test_a_header_cut_anywhere_is_none(suffix: str) -> None:
+    data = _encoded(suffix, 20, 31) if suffix == ".pgm" else _encoded(suffix, 20, 31, 3)
+    whole = read_image_header(data)
+    needed = next(n for n in range(len(data) + 1) if read_image_header(data[:n]) == whole)
+    assert all(read_image_header(data[:n]) is None for n in range(needed))
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"GIF89a\x01\x00\x01\x00", bytes(100)])
+def test_other_bytes_are_none(data: bytes) -> None:
+    assert read_image_header(data) is None
+
+
+def test_real_faces(shared_data: Path) -> None:
+    for path in sorted((shared_data / "lfw112").glob("Aa*/*.jpg")):
+        assert read_image_header(path.read_bytes()) == ImageHeader("jpeg", 112, 112, 3)
+    for path in sorted((shared_data / "orl" / "s1").iterdir()):
+        header = read_image_header(path.read_bytes())
+        assert header == ImageHeader("pnm", 92, 112, 1), path
