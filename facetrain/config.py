@@ -155,7 +155,12 @@ class DataConfig:
     """How images are read."""
 
     transforms: tuple[str, ...] = ("flip",)
-    """Augmentations in order: flip, color, shift_scale, blur, cutout, grey."""
+    """Augmentations in order: flip, color, shift_scale, blur, cutout, grey, crop, low_resolution,
+    jpeg, mask."""
+    order: str = "shuffle"
+    """Order of the images: shuffle (each once per epoch), or balanced (each identity as often)."""
+    images_per_identity: int | None = None
+    """Images of an identity in a row, with --order balanced; default 4."""
     num_workers: int = 0
     """Loader processes per training process; 0 = read in the training process."""
     bad_images: str = "stop"
@@ -207,6 +212,7 @@ class RunConfig:
         from facetrain.distributed.launch import most_processes
         from facetrain.margins import MARGINS
         from facetrain.memory import parse_bytes
+        from facetrain_datasets.orders import ORDERS
         from facetrain_datasets.transforms import TRANSFORMS
 
         found: list[str] = []
@@ -262,6 +268,9 @@ class RunConfig:
         allow("num-workers", data.num_workers, data.num_workers >= 0, "0 or more")
         for transform in data.transforms:
             choice("transforms", transform, TRANSFORMS)
+        choice("order", data.order, ORDERS)
+        row = data.images_per_identity
+        allow("images-per-identity", row, row is None or row >= 1, "at least 1")
         choice("bad-images", data.bad_images, BAD_IMAGE_POLICIES)
         allow(
             "name",
@@ -304,6 +313,10 @@ class RunConfig:
             other = "--optimizer adamw" if optim.optimizer == "adamw" else "--momentum 0"
             found.append(
                 f"--center-momentum bf16: is for SGD with momentum; leave out with {other}"
+            )
+        if self.data.images_per_identity is not None and self.data.order != "balanced":
+            found.append(
+                f"--images-per-identity {self.data.images_per_identity}: is for --order balanced"
             )
         if head.initial_centers is not None and head.sub_centers > 1:
             found.append(

@@ -41,6 +41,7 @@ from facetrain.trainer import Components, Trainer, average_buffers
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.identity_dataset import IdentityDataset
 from facetrain_datasets.loader import build_loader
+from facetrain_datasets.orders import ORDERS, Order
 from facetrain_datasets.samplers import StreamSampler
 from facetrain_datasets.source import FaceSource
 
@@ -130,13 +131,12 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
             trainer.resume(run.resume_step)
             log.say(f"resumed from step {run.resume_step:,} of {schedule.num_steps:,}")
         sampler = StreamSampler(
-            len(dataset),
+            build_order(config, dataset.labels),
             config.optim.global_batch_size,
             schedule.num_steps,
             rank=communicator.rank,
             world_size=communicator.world_size,
             micro_batches=config.optim.micro_batches,
-            seed=config.seed,
             start_step=trainer.step,
         )
         outcome = trainer.fit(
@@ -195,6 +195,13 @@ def build_initial_backbone(config: RunConfig, device: torch.device) -> Backbone:
     # Images arrive in channels_last memory; convolutions run faster in it on CPU and GPU.
     backbone.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return backbone.train()
+
+
+def build_order(config: RunConfig, labels: np.ndarray) -> Order:
+    """The stream of images that `config.data` asks for, of images with these class ids."""
+    per_identity = config.data.images_per_identity
+    options = {} if per_identity is None else {"images_per_identity": per_identity}
+    return ORDERS[config.data.order](labels, seed=config.seed, **options)
 
 
 def plan_memory(
@@ -280,6 +287,8 @@ def run_facts(config: RunConfig, source: FaceSource) -> dict[str, Any]:
         "momentum": optim.momentum,
         "weight-decay": optim.weight_decay,
         "transforms": list(config.data.transforms),
+        "order": config.data.order,
+        "images-per-identity": config.data.images_per_identity,
         "seed": config.seed,
         "identities": f"{len(source.identities)} ({people})",
         "images": len(source),

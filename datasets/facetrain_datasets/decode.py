@@ -29,11 +29,18 @@ class BadImage:
 
 
 def decode_image(data: bytes, where: str, image_size: int, allow_grey: bool) -> np.ndarray:
+    """As `decode_face`; the error begins with `where`, the file's name."""
+    try:
+        return decode_face(data, image_size, allow_grey)
+    except DatasetError as error:
+        raise DatasetError(f"{where}: {error}") from None
+
+
+def decode_face(data: bytes, image_size: int, allow_grey: bool) -> np.ndarray:
     """Decodes one image, which must already have the size the model takes.
 
     Args:
         data: an encoded image: JPEG, PNG, WebP, BMP, PGM or PPM.
-        where: the file name, for the message.
         image_size: height and width expected, in pixels.
         allow_grey: a single-channel image is repeated in all three channels; else refused.
 
@@ -41,22 +48,20 @@ def decode_image(data: bytes, where: str, image_size: int, allow_grey: bool) -> 
         uint8 [image_size, image_size, 3], RGB.
 
     Raises:
-        DatasetError: unreadable, of another size, or grey.
+        DatasetError: unreadable, of another size, or grey; the name of the file is not in it.
     """
-    header = read_image_header(data)
-    if header is None:
-        raise _unreadable(data, where)
+    header = _header(data)
     if header.width != image_size or header.height != image_size:
         raise DatasetError(
-            f"{where}: image is {header.width}x{header.height}, expected {image_size}x{image_size};"
-            f" align and crop the faces to {image_size}x{image_size} first (facetrain data prepare)"
+            f"image is {header.width}x{header.height}, expected {image_size}x{image_size}; "
+            f"align and crop the faces to {image_size}x{image_size} first (facetrain data prepare)"
         )
     if header.num_channels == 1 and not allow_grey:
         raise DatasetError(
-            f"{where}: image is grey (1 channel), expected colour; "
-            f"replace or remove it, or allow grey images (allow_grey)"
+            "image is grey (1 channel), expected colour; "
+            "replace or remove it, or allow grey images (allow_grey)"
         )
-    return _decode(data, where, header)
+    return _decode(data, header)
 
 
 def decode_photo(data: bytes, where: str, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -68,32 +73,40 @@ def decode_photo(data: bytes, where: str, *, max_pixels: int = MAX_PIXELS) -> np
     Raises:
         DatasetError: unreadable, or of more than `max_pixels` pixels, seen before decoding.
     """
+    try:
+        header = _header(data)
+        if header.width * header.height > max_pixels:
+            raise DatasetError(
+                f"image is {header.width}x{header.height}, more than {max_pixels:,} pixels; "
+                f"make it smaller or remove it"
+            )
+        return _decode(data, header)
+    except DatasetError as error:
+        raise DatasetError(f"{where}: {error}") from None
+
+
+def _header(data: bytes) -> ImageHeader:
     header = read_image_header(data)
     if header is None:
-        raise _unreadable(data, where)
-    if header.width * header.height > max_pixels:
-        raise DatasetError(
-            f"{where}: image is {header.width}x{header.height}, more than {max_pixels:,} pixels; "
-            f"make it smaller or remove it"
-        )
-    return _decode(data, where, header)
+        raise _unreadable(data)
+    return header
 
 
-def _decode(data: bytes, where: str, header: ImageHeader) -> np.ndarray:
+def _decode(data: bytes, header: ImageHeader) -> np.ndarray:
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
     except cv2.error:
         image = None
     # A photo on its side has its sides exchanged.
     if image is None or {*image.shape[:2]} != {header.width, header.height}:
-        raise _unreadable(data, where)
+        raise _unreadable(data)
     return image
 
 
-def _unreadable(data: bytes, where: str) -> DatasetError:
+def _unreadable(data: bytes) -> DatasetError:
     found = f"{len(data)} bytes" if data else "an empty file"
     return DatasetError(
-        f"{where}: not a readable image ({found}; read are JPEG, PNG, WebP, BMP, PGM and PPM); "
+        f"not a readable image ({found}; read are JPEG, PNG, WebP, BMP, PGM and PPM); "
         f"replace or remove it"
     )
 

@@ -1,54 +1,71 @@
-"""A torch data set of labelled faces: decoded, transformed, and never stopped by one bad file."""
+"""A torch data set of labelled faces: decoded, transformed, and never stopped by one bad file.
+
+Legend: B rows of this rank in one micro-batch, image size H x W.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from facetrain_datasets.decode import decode_image
+from facetrain_datasets.decode import decode_face
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.sample_random import SampleRandom
 from facetrain_datasets.source import FaceSource
 
 Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+#: (position in the stream, image)
+Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One image: uint8 HWC RGB, its class id, and its index in the source."""
+class FaceBatch:
+    """What one rank gets in one micro-batch; B may be 0 when every image was skipped.
 
-    image: np.ndarray
-    label: int
-    index: int
+    Attributes:
+        images: uint8 [B, 3, H, W] RGB in channels_last memory.
+        labels: int64 [B], class ids.
+        indices: int64 [B], where in the source each image lies.
+        skipped: one line per image left out, naming the file and the reason.
+    """
+
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+    skipped: list[str]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pin_memory(self) -> FaceBatch:
+        """A copy in page-locked memory; the data loader calls it."""
+        return FaceBatch(
+            self.images.pin_memory(),
+            self.labels.pin_memory(),
+            self.indices.pin_memory(),
+            self.skipped,
+        )
 
 
-@dataclass(frozen=True)
-class SkippedImage:
-    """An image that could not be used in mid-training: its index in the source, and why."""
+class IdentityDataset(Dataset[FaceBatch]):
+    """The images of a source, in whole batches, addressed by (position in the stream, image).
 
-    index: int
-    reason: str
-
-
-class IdentityDataset(Dataset[Sample | SkippedImage]):
-    """The images of a source, addressed by (position in the stream, image).
-
-    The position seeds the transform, so a sample depends on nothing but (seed, position, image):
-    not on the worker, the rank, or the number of either.
+    The position seeds the transform, so an image depends on nothing but (seed, position, image):
+    not on the batch, the worker, the rank, or the number of any of them.
 
     Args:
         source: where the images come from.
         image_size: height and width expected, in pixels.
-        allow_grey: whether single-channel images are taken, see `decode_image`.
+        allow_grey: whether single-channel images are taken, see `decode_face`.
         transform: applied to each image (uint8 HWC RGB, generator); None for none.
         seed: non-negative.
         keep: indices into the source of the images to use, in this order; None for all. Image
             `i` of this data set is then image `keep[i]` of the source.
-
-    Attributes:
-        labels: int64 [len(self)], the class id of each image kept.
 
     Raises:
         DatasetError: `keep` is empty or names an image the source does not have.
@@ -68,7 +85,7 @@ class IdentityDataset(Dataset[Sample | SkippedImage]):
         self.image_size = image_size
         self._allow_grey = allow_grey
         self._transform = transform
-        self._seed = seed
+        self._random = SampleRandom(seed)
         self._keep = None if keep is None else np.asarray(keep, dtype=np.int64)
         if self._keep is not None:
             if self._keep.size == 0:
@@ -78,21 +95,38 @@ class IdentityDataset(Dataset[Sample | SkippedImage]):
                 raise DatasetError(
                     f"keep names image {int(wrong[0])}; allowed: 0 .. {len(source) - 1}"
                 )
-        self.labels = source.labels if self._keep is None else source.labels[self._keep]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 [len(self)], the class id of each image kept."""
+        return self.source.labels if self._keep is None else self.source.labels[self._keep]
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.source) if self._keep is None else len(self._keep)
 
-    def __getitem__(self, key: tuple[int, int]) -> Sample | SkippedImage:
-        position, item = key
-        index = self._source_index(item)
-        try:
-            image = self._decode(index)
-        except (DatasetError, OSError) as error:
-            return SkippedImage(index, str(error))
-        if self._transform is not None:
-            image = self._transform(image, np.random.default_rng((self._seed, position)))
-        return Sample(image, int(self.labels[item]), index)
+    def __getitems__(self, keys: Sequence[Key]) -> FaceBatch:
+        """The batch of these keys, in their order; the data loader calls it."""
+        size = self.image_size
+        images = np.empty((len(keys), size, size, 3), np.uint8)
+        indices: list[int] = []
+        skipped: list[str] = []
+        for position, item in keys:
+            index = item if self._keep is None else int(self._keep[item])
+            try:
+                image = self._decode(index)
+            except (DatasetError, OSError) as error:
+                skipped.append(str(error))
+                continue
+            if self._transform is not None:
+                image = self._transform(image, self._random.at(position))
+            images[len(indices)] = image
+            indices.append(index)
+        return FaceBatch(
+            images=torch.from_numpy(images[: len(indices)]).permute(0, 3, 1, 2),
+            labels=torch.from_numpy(self.source.labels[np.array(indices, np.int64)]),
+            indices=torch.tensor(indices, dtype=torch.int64),
+            skipped=skipped,
+        )
 
     def image(self, item: int) -> np.ndarray:
         """The decoded image, uint8 HWC RGB, without transform: what evaluation reads.
@@ -101,11 +135,11 @@ class IdentityDataset(Dataset[Sample | SkippedImage]):
             DatasetError: it cannot be decoded.
             OSError: it cannot be read.
         """
-        return self._decode(self._source_index(item))
-
-    def _source_index(self, item: int) -> int:
-        return item if self._keep is None else int(self._keep[item])
+        return self._decode(item if self._keep is None else int(self._keep[item]))
 
     def _decode(self, index: int) -> np.ndarray:
-        where = self.source.describe(index)
-        return decode_image(self.source.read(index), where, self.image_size, self._allow_grey)
+        data = self.source.read(index)
+        try:
+            return decode_face(data, self.image_size, self._allow_grey)
+        except DatasetError as error:
+            raise DatasetError(f"{self.source.describe(index)}: {error}") from None

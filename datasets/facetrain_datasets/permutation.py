@@ -19,32 +19,39 @@ _NUM_ROUNDS = 8
 _MIN_HALF_BITS = 2
 
 
-def permute(positions: np.ndarray, n: int, *, seed: int, stream: int) -> np.ndarray:
+def permute(
+    positions: np.ndarray, n: int | np.ndarray, *, seed: int, stream: int | np.ndarray
+) -> np.ndarray:
     """Element `positions` of the permutation of 0 .. n - 1 that (seed, stream) name.
 
     Args:
         positions: int64, any shape, each in 0 .. n - 1.
-        n: size of the permutation, 1 .. 2**62.
+        n: size of the permutation, 1 .. 2**62; one for all positions, or one for each.
         seed: non-negative.
-        stream: non-negative; permutations of different streams are independent.
+        stream: non-negative; permutations of different streams are independent. One for all
+            positions, or one for each.
 
     Returns:
         int64 of the shape of `positions`.
     """
-    half_bits = max(_MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
-    keys = np.random.SeedSequence((seed, stream)).generate_state(_NUM_ROUNDS, np.uint64)
+    sizes = np.broadcast_to(np.asarray(n, np.uint64), positions.shape)
+    streams = np.broadcast_to(np.asarray(stream, np.uint64), positions.shape)
+    num_bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1]
+    half_bits = np.maximum(_MIN_HALF_BITS, (num_bits + 1) // 2).astype(np.uint64)
+    round_keys = np.random.SeedSequence(seed).generate_state(_NUM_ROUNDS, np.uint64)
+    keys = np.stack([_mix(key ^ _mix(streams + key)) for key in round_keys])
     values = _feistel(positions.astype(np.uint64), half_bits, keys)
-    while (outside := values >= n).any():
-        values[outside] = _feistel(values[outside], half_bits, keys)
+    while (outside := values >= sizes).any():
+        values[outside] = _feistel(values[outside], half_bits[outside], keys[:, outside])
     return values.astype(np.int64)
 
 
-def _feistel(values: np.ndarray, half_bits: int, keys: np.ndarray) -> np.ndarray:
-    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    left, right = values >> shift, values & mask
+def _feistel(values: np.ndarray, half_bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = values >> half_bits, values & mask
     for key in keys:
         left, right = right, left ^ (_mix(right ^ key) & mask)
-    return (left << shift) | right
+    return (left << half_bits) | right
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

@@ -1,9 +1,8 @@
-"""Which image goes where: an endless, seeded stream of epochs, cut into global batches.
+"""Which image goes where: an order's endless stream of images, cut into global batches.
 
-Position p of the stream is image `permutation(seed, epoch)[p % num_samples]` of epoch
-`p // num_samples`. Step s takes positions `[s * N, (s + 1) * N)`; micro-batches and then ranks take
-contiguous parts of them. So every image comes once per epoch, none is dropped, a batch may straddle
-two epochs, and what a step sees depends neither on the world size nor on where the run was resumed.
+Step s takes positions `[s * N, (s + 1) * N)` of the stream; micro-batches and then ranks take
+contiguous parts of them. So no image is dropped, a batch may straddle two epochs, and what a step
+sees depends neither on the world size nor on where the run was resumed.
 
 Legend: N rows of the global batch.
 """
@@ -15,20 +14,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.permutation import permute
+from facetrain_datasets.orders import Order, require
 
 
 class StreamSampler:
     """Batch sampler of one rank: each item is the list of (position, index) of one micro-batch.
 
     Args:
-        num_samples: images in the data set.
+        order: the stream of images.
         global_batch_size: N, over all ranks and micro-batches of a step.
         num_steps: steps of the whole run; a resumed one yields the `num_steps - start_step` left.
         rank: this process, 0 .. world_size - 1.
         world_size: number of processes.
         micro_batches: parts a step is cut into (gradient accumulation); sizes differ by at most 1.
-        seed: non-negative.
         start_step: step to go on from.
 
     Raises:
@@ -37,36 +35,32 @@ class StreamSampler:
 
     def __init__(
         self,
-        num_samples: int,
+        order: Order,
         global_batch_size: int,
         num_steps: int,
         *,
         rank: int,
         world_size: int,
         micro_batches: int = 1,
-        seed: int,
         start_step: int = 0,
     ) -> None:
-        _require("num_samples", num_samples, num_samples >= 1, "1 or more")
-        _require("num_steps", num_steps, num_steps >= 0, "0 or more")
-        _require("world_size", world_size, world_size >= 1, "1 or more")
-        _require("rank", rank, 0 <= rank < world_size, f"0 .. {world_size - 1}")
-        _require("micro_batches", micro_batches, micro_batches >= 1, "1 or more")
-        _require("seed", seed, seed >= 0, "0 or more")
-        _require("start_step", start_step, 0 <= start_step <= num_steps, f"0 .. {num_steps}")
+        require("num_steps", num_steps, num_steps >= 0, "0 or more")
+        require("world_size", world_size, world_size >= 1, "1 or more")
+        require("rank", rank, 0 <= rank < world_size, f"0 .. {world_size - 1}")
+        require("micro_batches", micro_batches, micro_batches >= 1, "1 or more")
+        require("start_step", start_step, 0 <= start_step <= num_steps, f"0 .. {num_steps}")
         if global_batch_size // micro_batches < world_size:
             raise DatasetError(
                 f"global_batch_size is {global_batch_size}: too small for {micro_batches} "
                 f"micro-batches on {world_size} ranks, where some rank would get no image; "
                 f"allowed: {micro_batches * world_size} or more"
             )
-        self.num_samples = num_samples
+        self.order = order
         self.global_batch_size = global_batch_size
         self.num_steps = num_steps
         self.rank = rank
         self.world_size = world_size
         self.micro_batches = micro_batches
-        self.seed = seed
         self.start_step = start_step
 
     def __len__(self) -> int:
@@ -78,7 +72,7 @@ class StreamSampler:
                 start, stop = self.rows(micro_batch, self.rank)
                 first = step * self.global_batch_size
                 positions = np.arange(first + start, first + stop)
-                indices = self.indices(positions)
+                indices = self.order.indices(positions)
                 yield list(zip(positions.tolist(), indices.tolist(), strict=True))
 
     def rows(self, micro_batch: int, rank: int) -> tuple[int, int]:
@@ -87,21 +81,7 @@ class StreamSampler:
         rank_start, rank_stop = _part(stop - start, rank, self.world_size)
         return start + rank_start, start + rank_stop
 
-    def indices(self, positions: np.ndarray) -> np.ndarray:
-        """Image index, int64, at each of the ascending stream `positions`."""
-        epochs, offsets = np.divmod(positions, self.num_samples)
-        parts = [
-            permute(offsets[epochs == epoch], self.num_samples, seed=self.seed, stream=int(epoch))
-            for epoch in np.unique(epochs)
-        ]
-        return np.concatenate(parts)
-
 
 def _part(size: int, part: int, num_parts: int) -> tuple[int, int]:
     """Bounds of one of `num_parts` contiguous parts whose sizes differ by at most 1."""
     return size * part // num_parts, size * (part + 1) // num_parts
-
-
-def _require(field: str, value: int, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise DatasetError(f"{field} is {value}; allowed: {allowed}")

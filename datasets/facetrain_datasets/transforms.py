@@ -16,6 +16,13 @@ import numpy as np
 
 from facetrain_datasets.errors import DatasetError
 
+_INTERPOLATIONS = (
+    cv2.INTER_NEAREST,
+    cv2.INTER_LINEAR,
+    cv2.INTER_AREA,
+    cv2.INTER_CUBIC,
+    cv2.INTER_LANCZOS4,
+)
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
 
 
@@ -75,6 +82,68 @@ def grey(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
 
 
+def crop(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One time in five only a box of the face is left, of 20 .. 100 % of its area; else black.
+
+    The box keeps its place, so the face stays aligned. M. Kim et al., AdaFace, 2022.
+    """
+    if rng.random() >= 0.2:
+        return image
+    height, width = image.shape[:2]
+    area, log_ratio = rng.uniform((0.2, np.log(3 / 4)), (1.0, np.log(4 / 3)))
+    ratio = np.exp(log_ratio)
+    box_height = min(height, max(1, round(height * (area / ratio) ** 0.5)))
+    box_width = min(width, max(1, round(width * (area * ratio) ** 0.5)))
+    top = int(rng.integers(height - box_height + 1))
+    left = int(rng.integers(width - box_width + 1))
+    box = slice(top, top + box_height), slice(left, left + box_width)
+    changed = np.zeros_like(image)
+    changed[box] = image[box]
+    return changed
+
+
+def low_resolution(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One time in five it is made smaller, to 20 .. 100 % of each side, and large again.
+
+    Both ways of resampling are drawn, since real images saw any. M. Kim et al., AdaFace, 2022.
+    """
+    if rng.random() >= 0.2:
+        return image
+    height, width = image.shape[:2]
+    share = rng.uniform(0.2, 1.0)
+    down, up = rng.integers(len(_INTERPOLATIONS), size=2)
+    small = (max(1, round(width * share)), max(1, round(height * share)))
+    reduced = cv2.resize(image, small, interpolation=_INTERPOLATIONS[down])
+    return cv2.resize(reduced, (width, height), interpolation=_INTERPOLATIONS[up])
+
+
+def jpeg(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One time in five it goes through JPEG at a quality of 20 .. 90."""
+    if rng.random() >= 0.2:
+        return image
+    quality = int(rng.integers(20, 91))
+    # The colours are exchanged on the way in and back on the way out, as OpenCV writes BGR.
+    _, data = cv2.imencode(
+        ".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), (cv2.IMWRITE_JPEG_QUALITY, quality)
+    )
+    return cv2.imdecode(data, cv2.IMREAD_COLOR_RGB)
+
+
+def mask(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One time in ten one colour covers the face from the nose down, as a worn mask does.
+
+    The upper edge of a face aligned by five points lies between the eyes and the mouth.
+    """
+    if rng.random() >= 0.1:
+        return image
+    height, width = image.shape[:2]
+    top, middle = height * rng.uniform((0.50, 0.46), (0.62, 0.58))
+    corners = [(0, top), (width / 2, middle), (width, top), (width, height), (0, height)]
+    changed = image.copy()
+    color = tuple(int(value) for value in rng.integers(0, 256, 3))
+    return cv2.fillPoly(changed, [np.round(corners).astype(np.int32)], color)
+
+
 TRANSFORMS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
     "flip": flip,
     "color": color,
@@ -82,6 +151,10 @@ TRANSFORMS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] =
     "blur": blur,
     "cutout": cutout,
     "grey": grey,
+    "crop": crop,
+    "low_resolution": low_resolution,
+    "jpeg": jpeg,
+    "mask": mask,
 }
 
 

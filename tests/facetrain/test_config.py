@@ -41,7 +41,13 @@ WRONG = {
         "weight_decay": -0.1,
         "max_gradient_norm": -1.0,
     },
-    DataConfig: {"transforms": ("flop",), "num_workers": -1, "bad_images": "ignore"},
+    DataConfig: {
+        "transforms": ("flop",),
+        "order": "random",
+        "images_per_identity": 0,
+        "num_workers": -1,
+        "bad_images": "ignore",
+    },
     RunConfig: {
         "name": "a/b",
         "num_processes": 0,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.identity_dataset import IdentityDataset, Sample, SkippedImage
+from facetrain_datasets.identity_dataset import FaceBatch, IdentityDataset
 
 
 def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -18,49 +18,57 @@ def _dataset(source: object, **changes: object) -> IdentityDataset:
     return IdentityDataset(source, **{**arguments, **changes})
 
 
-def test_sample_carries_image_label_and_source_index(make_source: Callable) -> None:
+def _pixels(batch: FaceBatch, row: int = 0) -> np.ndarray:
+    return batch.images[row].permute(1, 2, 0).numpy()
+
+
+def test_batch_carries_images_labels_and_source_indices(make_source: Callable) -> None:
     dataset = _dataset(make_source(7))
-    sample = dataset[123, 4]
-    assert isinstance(sample, Sample)
-    assert (sample.label, sample.index, len(dataset)) == (1, 4, 7)
-    np.testing.assert_array_equal(sample.image, np.full((16, 16, 3), (4, 8, 251), np.uint8))
-    np.testing.assert_array_equal(sample.image, dataset.image(4))
+    batch = dataset.__getitems__([(123, 4), (124, 0)])
+    assert (batch.labels.tolist(), batch.indices.tolist(), len(dataset)) == ([1, 0], [4, 0], 7)
+    np.testing.assert_array_equal(_pixels(batch), np.full((16, 16, 3), (4, 8, 251), np.uint8))
+    np.testing.assert_array_equal(_pixels(batch), dataset.image(4))
 
 
 def test_keep_selects_in_order_and_reports_source_indices(make_source: Callable) -> None:
     dataset = _dataset(make_source(9), keep=np.array([8, 0, 3]))
     assert dataset.labels.tolist() == [2, 0, 1]
     assert len(dataset) == 3
-    sample = dataset[0, 0]
-    assert (sample.index, sample.label) == (8, 2)
+    batch = dataset.__getitems__([(0, 0), (1, 2)])
+    assert (batch.indices.tolist(), batch.labels.tolist()) == ([8, 3], [2, 1])
     assert dataset.image(2)[0, 0, 0] == 3
 
 
 def test_transform_depends_on_seed_and_position_only(make_source: Callable) -> None:
     source = make_source(4)
-    image = _dataset(source, transform=_noise)[5, 1].image
-    np.testing.assert_array_equal(image, _dataset(source, transform=_noise)[5, 2].image)
-    assert (image != _dataset(source, transform=_noise)[6, 1].image).any()
-    assert (image != _dataset(source, transform=_noise, seed=1)[5, 1].image).any()
+    image = _pixels(_dataset(source, transform=_noise).__getitems__([(5, 1)]))
+    other = _dataset(source, transform=_noise).__getitems__([(4, 3), (5, 2), (6, 1)])
+    np.testing.assert_array_equal(image, _pixels(other, 1))
+    assert (image != _pixels(other, 2)).any()
+    assert (
+        image != _pixels(_dataset(source, transform=_noise, seed=1).__getitems__([(5, 1)]))
+    ).any()
 
 
 def test_unreadable_image_is_skipped_with_its_name(make_source: Callable) -> None:
     source = make_source(5)
     source.images[3] = b"broken"
-    item = _dataset(source, keep=np.array([3, 4]))[0, 0]
-    assert isinstance(item, SkippedImage)
-    assert item.index == 3
-    assert item.reason.startswith("image3: not a readable image")
+    batch = _dataset(source, keep=np.array([3, 4])).__getitems__([(0, 0), (1, 1)])
+    assert batch.indices.tolist() == [4]
+    assert batch.images.shape == (1, 3, 16, 16)
+    (reason,) = batch.skipped
+    assert reason.startswith("image3: not a readable image")
 
 
-def test_failing_read_is_skipped_too(make_source: Callable, monkeypatch: object) -> None:
+def test_failing_read_is_skipped_too(make_source: Callable) -> None:
     source = make_source(5)
 
     def fail(index: int) -> bytes:
         raise OSError(f"image{index}: disk is gone")
 
     source.read = fail
-    assert _dataset(source)[0, 2] == SkippedImage(2, "image2: disk is gone")
+    batch = _dataset(source).__getitems__([(0, 2)])
+    assert (len(batch), batch.skipped) == (0, ["image2: disk is gone"])
 
 
 @pytest.mark.parametrize(

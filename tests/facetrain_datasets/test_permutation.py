@@ -9,21 +9,24 @@ import pytest
 from facetrain_datasets.permutation import permute
 
 
+def _mix(x: int) -> int:
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
 def _reference(position: int, n: int, seed: int, stream: int) -> int:
     """The same construction on Python integers, one element at a time."""
     half_bits = 2
     while 4**half_bits < n:
         half_bits += 1
-    keys = np.random.SeedSequence((seed, stream)).generate_state(8, np.uint64).tolist()
+    rounds = np.random.SeedSequence(seed).generate_state(8, np.uint64).tolist()
+    keys = [_mix(key ^ _mix((stream + key) % 2**64)) for key in rounds]
     value = position
     while True:
         left, right = divmod(value, 2**half_bits)
         for key in keys:
-            x = right ^ key
-            x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-            x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-            x ^= x >> 31
-            left, right = right, left ^ (x % 2**half_bits)
+            left, right = right, left ^ (_mix(right ^ key) % 2**half_bits)
         value = left * 2**half_bits + right
         if value < n:
             return value
@@ -62,3 +65,16 @@ def test_neighbours_and_streams_are_unrelated() -> None:
     assert abs(np.corrcoef(first, np.arange(n))[0, 1]) < 0.04
     # Fixed points of a random permutation: Poisson with mean 1.
     assert (first == np.arange(n)).sum() < 8
+
+
+def test_many_permutations_at_once_equal_each_alone() -> None:
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(1, 300, 200)
+    streams = generator.integers(0, 2**40, 200)
+    positions = generator.integers(0, sizes)
+    together = permute(positions, sizes, seed=5, stream=streams)
+    alone = [
+        int(permute(np.array([position]), int(n), seed=5, stream=int(stream))[0])
+        for position, n, stream in zip(positions, sizes, streams, strict=True)
+    ]
+    assert together.tolist() == alone

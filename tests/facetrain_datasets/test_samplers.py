@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.orders import ShuffledOrder
 from facetrain_datasets.samplers import StreamSampler
 
 Key = tuple[int, int]
@@ -15,14 +16,13 @@ Key = tuple[int, int]
 
 def _sampler(**changes: Any) -> StreamSampler:
     arguments: dict[str, Any] = {
-        "num_samples": 37,
         "global_batch_size": 10,
         "num_steps": 12,
         "rank": 0,
         "world_size": 1,
-        "seed": 4,
     }
-    return StreamSampler(**{**arguments, **changes})
+    order = ShuffledOrder(changes.pop("num_samples", 37), changes.pop("seed", 4))
+    return StreamSampler(order, **{**arguments, **changes})
 
 
 def _union(world_size: int, **changes: Any) -> list[list[Key]]:

@@ -1,10 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.transforms import TRANSFORMS, Compose, color, cutout, flip, grey
+from facetrain_datasets.transforms import (
+    TRANSFORMS,
+    Compose,
+    color,
+    crop,
+    cutout,
+    flip,
+    grey,
+    jpeg,
+    low_resolution,
+    mask,
+)
 
 
 def _image(height: int = 24, width: int = 20) -> np.ndarray:
@@ -84,3 +97,50 @@ def test_compose_runs_in_order_on_one_generator() -> None:
 def test_unknown_name_lists_the_known() -> None:
     with pytest.raises(DatasetError, match=r"unknown transform 'mirror'; known: flip, color"):
         Compose(("flip", "mirror"))
+
+
+def _changed(transform: Callable, image: np.ndarray) -> list[np.ndarray]:
+    results = [transform(image, np.random.default_rng(seed)) for seed in range(400)]
+    return [result for result in results if result is not image]
+
+
+def test_crop_keeps_one_box_in_its_place_and_blackens_the_rest() -> None:
+    image = _image(56, 56)
+    changed = _changed(crop, image)
+    assert 50 < len(changed) < 110  # four deviations about 80
+    areas = []
+    for result in changed:
+        rows, columns = np.nonzero(result.any(axis=2))
+        box = slice(rows.min(), rows.max() + 1), slice(columns.min(), columns.max() + 1)
+        np.testing.assert_array_equal(result[box], image[box])
+        areas.append(result[box].shape[0] * result[box].shape[1] / 56**2)
+    assert 0.17 < min(areas) < 0.35
+    assert 0.9 < max(areas) <= 1.0
+
+
+def test_low_resolution_takes_detail_away_but_not_the_mean() -> None:
+    image = _image(56, 56)
+    changed = _changed(low_resolution, image)
+    assert 50 < len(changed) < 110
+    detail = [np.abs(np.diff(result.astype(float), axis=1)).mean() for result in changed]
+    assert min(detail) < 0.4 * np.abs(np.diff(image.astype(float), axis=1)).mean()
+    assert max(abs(result.mean() - image.mean()) for result in changed) < 5
+
+
+def test_jpeg_keeps_the_colours_in_their_places() -> None:
+    image = np.zeros((56, 56, 3), np.uint8)
+    image[:] = (200, 90, 30)
+    changed = _changed(jpeg, image)
+    assert 50 < len(changed) < 110
+    assert max(np.abs(result.astype(int) - image).max() for result in changed) <= 12
+    noisy = _changed(jpeg, _image(56, 56))
+    assert len({result.tobytes() for result in noisy}) > 20
+
+
+def test_mask_covers_the_lower_face_and_leaves_the_eyes() -> None:
+    image = _image(112, 112)
+    changed = _changed(mask, image)
+    assert 16 < len(changed) < 64
+    for result in changed:
+        np.testing.assert_array_equal(result[:51], image[:51])  # eyes: row 51.7
+        assert len(np.unique(result[92].reshape(-1, 3), axis=0)) == 1  # mouth: row 92.4
