@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.packed_strings import PackedStrings, StringPacker
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".pgm", ".ppm"})
 
@@ -50,7 +51,7 @@ class ImageFolder:
         folders = _identity_folders(self.root)
         identities: list[str] = []
         counts: list[int] = []
-        self._names: list[str] = []
+        packer = StringPacker()
         self.num_excluded = 0
         self.num_too_small = 0
         for folder in folders:
@@ -68,14 +69,16 @@ class ImageFolder:
                 continue
             identities.append(folder)
             counts.append(len(names))
-            self._names.extend(names)
+            for name in names:
+                packer.append(name)
         if not identities:
             raise DatasetError(
                 f"{self.root}: no identity left of {len(folders)} folders ({self.num_excluded} "
                 f"excluded by name, {self.num_too_small} with fewer than {min_images} images); "
                 f"exclude fewer or lower min_images"
             )
-        self.identities = tuple(identities)
+        self.identities = PackedStrings.of(identities)
+        self._names = packer.pack()
         self.labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
     def __len__(self) -> int:
@@ -83,7 +86,7 @@ class ImageFolder:
 
     def path(self, index: int) -> Path:
         """The file of image `index`."""
-        return self.root / self.identities[int(self.labels[index])] / self._names[index]
+        return self.root / self.identities[self.labels.item(index)] / self._names[index]
 
     def read(self, index: int) -> bytes:
         """The bytes of the file of image `index`."""

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.formats import FORMATS
 from facetrain_datasets.formats.image_folder import ImageFolder
 
 WriteFolder = Callable[[dict[str, list[str]]], Path]
@@ -69,10 +68,6 @@ def test_nothing_left_is_counted(write_folder: WriteFolder) -> None:
 def test_min_images_below_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="min_images is 0"):
         ImageFolder(tmp_path, min_images=0)
-
-
-def test_registry_holds_the_folder_reader() -> None:
-    assert FORMATS["folder"] is ImageFolder
 
 
 def test_real_faces_have_the_published_counts(shared_data: Path) -> None:

@@ -1,0 +1,179 @@
+"""RecordIO sets as InsightFace lays them out: `train.rec`, `train.idx`, `property`.
+
+`.idx` has a line `key<TAB>byte` for each record. Where key 0 has labels and no image, its labels
+are [A, B): keys 1 .. A - 1 are images, A .. B - 1 describe one identity each. Elsewhere, as in
+files of im2rec, every key is an image. `property` reads `num_classes,height,width`.
+
+Labels are f32, exact to 2**24. So nothing is taken from the identities' ranges, which are off by
+one beyond that, and class ids that large are neither read nor written.
+"""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.formats.identity_names import NAMES_FILE, read_identity_names
+from facetrain_datasets.formats.recordio import image_of_parts, scan_records
+from facetrain_datasets.image_index import ImageIndex, Progress, open_index
+from facetrain_datasets.indexed_faces import IndexedFaces
+from facetrain_datasets.packed_strings import PackedStrings
+
+PROPERTY_FILE = "property"
+NUM_EXACT = 1 << 24  # f32 holds the whole numbers below, and no two of them fall together
+
+
+def open_rec(path: Path, progress: Progress | None = None) -> IndexedFaces:
+    """The images of a RecordIO set, by ascending key.
+
+    Args:
+        path: the `.rec`, the `.idx` or the folder that holds one.
+        progress: called with (bytes scanned, bytes in all) while the index is built.
+
+    Raises:
+        DatasetError: no such file, or a damaged one.
+    """
+    rec = _rec_file(path)
+    beside = [rec.with_suffix(".idx"), rec.with_name(PROPERTY_FILE), rec.with_name(NAMES_FILE)]
+    files = [rec, *(file for file in beside if file.exists())]
+    index = open_index(rec, "rec", files, lambda: _build_index(rec, progress))
+    return IndexedFaces(index, [rec], image_of_parts)
+
+
+def _rec_file(path: Path) -> Path:
+    if not path.is_dir():
+        rec = path.with_suffix(".rec")
+        if not rec.is_file():
+            raise DatasetError(f"{rec}: no such file; give the .rec or the folder that holds it")
+        return rec
+    found = sorted(path.glob("*.rec"))
+    if len(found) != 1:
+        what = ", ".join(file.name for file in found[:5]) or "none"
+        raise DatasetError(f"{path}: expected one .rec file, found {what}; give the file itself")
+    return found[0]
+
+
+def _build_index(rec: Path, progress: Progress | None) -> ImageIndex:
+    records = scan_records(rec, progress)
+    keys, note = _keys(rec, records)
+    order = np.argsort(keys, kind="stable")
+    keys, records = keys[order], records[order]
+    images = _images(keys, records)
+    keys, records = keys[images], records[images]
+    if not len(records):
+        raise DatasetError(f"{rec}: no image in it; restore the file")
+    labels = _class_ids(rec, keys, records["label"])
+    num_classes = _num_classes(rec.with_name(PROPERTY_FILE), int(labels.max()) + 1)
+    return ImageIndex(
+        identities=read_identity_names(rec.parent, num_classes),
+        labels=labels,
+        names=PackedStrings.of(f"key {key}" for key in keys.tolist()),
+        offsets=records["offset"],
+        lengths=records["length"],
+        note=note,
+    )
+
+
+def _keys(rec: Path, records: np.ndarray) -> tuple[np.ndarray, str]:
+    """The key of each record, and what to tell the user about them."""
+    idx = rec.with_suffix(".idx")
+    if not idx.exists():
+        return _keys_of_ids(records), f"{idx.name} is absent: keys are the records' ids"
+    try:
+        return _keys_of_idx(idx, rec, records), ""
+    except DatasetError as error:
+        # Whoever wrote records after the index has not written it again: the records hold.
+        if idx.stat().st_mtime_ns >= rec.stat().st_mtime_ns:
+            raise
+        return _keys_of_ids(records), f"stale and not used: {error}"
+
+
+def _keys_of_ids(records: np.ndarray) -> np.ndarray:
+    """Writers number records by their keys; where they did not, the order of the file counts."""
+    ids = records["id"]
+    if len(np.unique(ids)) == len(ids) and ids.max(initial=0) < 1 << 63:
+        return ids.astype(np.int64)
+    return np.arange(len(records))
+
+
+def _keys_of_idx(idx: Path, rec: Path, records: np.ndarray) -> np.ndarray:
+    """The key of each record as the `.idx` has it, which must name each record once."""
+    keys, starts = _read_idx(idx)
+    order = np.argsort(starts, kind="stable")
+    expected = records["start"]
+    if np.array_equal(starts[order], expected):
+        keys = keys[order]
+        if len(np.unique(keys)) < len(keys):
+            raise _lying(idx, "a key twice")
+        return keys
+    wrong = np.flatnonzero(~np.isin(starts, expected))
+    if not wrong.size:
+        raise _lying(idx, f"{len(starts)} lines for the {len(expected)} records of {rec.name}")
+    line, start = int(wrong[0]) + 1, int(starts[wrong[0]])
+    if start >= rec.stat().st_size:
+        raise _lying(idx, f"byte {start} on line {line} lies behind the end of {rec.name}")
+    raise _lying(idx, f"byte {start} on line {line} is not where a record of {rec.name} begins")
+
+
+def _lying(idx: Path, found: str) -> DatasetError:
+    return DatasetError(
+        f"{idx}: {found}; it is of another .rec, or one of them is damaged: restore both, "
+        f"or remove the .idx to take keys from the records"
+    )
+
+
+def _read_idx(idx: Path) -> tuple[np.ndarray, np.ndarray]:
+    keys, starts = array("q"), array("q")
+    with idx.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                key, start = map(int, line.split())
+                keys.append(key)
+                starts.append(start)
+            except (ValueError, OverflowError):
+                found = line[:60].decode(errors="replace").strip()
+                raise _lying(idx, f"expected 'key byte' on line {number}, not {found!r}") from None
+    return np.frombuffer(keys, np.int64), np.frombuffer(starts, np.int64)
+
+
+def _images(keys: np.ndarray, records: np.ndarray) -> np.ndarray:
+    """bool: which records, by ascending key, are images."""
+    has_labels = records["num_labels"] > 0
+    bare = has_labels & (records["length"] == 0)
+    if len(keys) and keys[0] == 0 and bare[0]:
+        end = float(records["label"][0])
+        if 1 <= end < NUM_EXACT:
+            return (keys >= 1) & (keys < end)
+    # Nothing says how many images there are, or not exactly: what describes an identity has none.
+    return ~bare
+
+
+def _class_ids(rec: Path, keys: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """int64 class ids of f32 labels."""
+    valid = (labels >= 0) & (labels < NUM_EXACT) & (labels == np.floor(labels))
+    if not valid.all():
+        wrong = int(np.argmin(valid))
+        why = (
+            f"floats hold class ids exactly only below 2**24 = {NUM_EXACT}, beyond it classes "
+            f"fall together; write the set from its original as tar or Parquet"
+            if labels[wrong] >= NUM_EXACT
+            else "a class id is a whole number from 0; restore the file"
+        )
+        raise DatasetError(f"{rec}: key {keys[wrong]} has label {labels[wrong]:.9g}: {why}")
+    return labels.astype(np.int64)
+
+
+def _num_classes(file: Path, num_found: int) -> int:
+    """Number of classes, by the property file where there is one."""
+    if not file.exists():
+        return num_found
+    first = file.read_text(encoding="utf-8", errors="replace").split(",")[0].strip()
+    if not (first.isascii() and first.isdigit() and num_found <= int(first) <= NUM_EXACT):
+        raise DatasetError(
+            f"{file}: expected 'num_classes,height,width' with at least the {num_found} classes "
+            f"of the images, found {first[:40]!r}; correct or remove it"
+        )
+    return int(first)
