@@ -1,6 +1,7 @@
 """Reports: a self-contained HTML page, its plots and its tables."""
 
 from facetrain.report.page import (
+    Block,
     Facts,
     Figure,
     Section,
@@ -10,10 +11,15 @@ from facetrain.report.page import (
     write_atomically,
     write_page,
 )
+from facetrain.report.pictures import Picture, PictureRow, Pictures
 
 __all__ = [
+    "Block",
     "Facts",
     "Figure",
+    "Picture",
+    "PictureRow",
+    "Pictures",
     "Section",
     "Table",
     "Text",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Protocol
 
 from facetrain.errors import FacetrainError
 
@@ -47,7 +48,16 @@ dd { margin: 0; overflow-wrap: anywhere; }
 figure { margin: .75rem 0; min-width: 0; }
 figure svg, figure img { display: block; max-width: 100%; height: auto; }
 figcaption { font-size: .875rem; margin-top: .35rem; }
+.pictures { display: flex; flex-wrap: wrap; gap: .75rem; margin-bottom: 1.25rem; }
+.pictures figure { width: 7rem; margin: 0; }
+.pictures figcaption { font-size: .75rem; line-height: 1.3; overflow-wrap: anywhere; }
 """
+
+
+class Block(Protocol):
+    """What a section is made of."""
+
+    def to_html(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -148,7 +158,7 @@ class Section:
     """A heading and what stands under it; figures that follow one another share a row."""
 
     title: str
-    blocks: Sequence[Text | Facts | Table | Figure]
+    blocks: Sequence[Block]
 
     def to_html(self) -> str:
         parts = [f"<section><h2>{escape(self.title)}</h2>"]
