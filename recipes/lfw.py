@@ -23,9 +23,8 @@ from facetrain.config import (
 )
 from facetrain.evaluation.task import PairsTask
 from facetrain.run import train
-from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.formats.image_folder import ImageFolder
-from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
+from facetrain_datasets.protocols.lfw_pairs import read_lfw_pairs
 
 DEFAULTS = RunConfig(
     num_processes=2,
@@ -56,7 +55,7 @@ def main(flags: Flags) -> None:
         ImageFolder(flags.data, exclude=test.identities(), min_images=2),
         PairsTask(
             "LFW DevTest (view 1)",
-            DecodedImages.of_paths(pairs.paths, allow_grey=flags.run.data.allow_grey),
+            pairs.images(allow_grey=flags.run.data.allow_grey),
             pairs.left,
             pairs.right,
             pairs.is_same,

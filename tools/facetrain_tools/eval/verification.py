@@ -19,8 +19,7 @@ from facetrain.evaluation import VerificationResult, verify
 from facetrain.model_files import load_embedder
 from facetrain.report import Facts, Figure, Section, Table, plots, write_atomically, write_page
 from facetrain.report.tables import percent, tar_table, threshold_table
-from facetrain_datasets.decoded_images import DecodedImages
-from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
+from facetrain_datasets.protocols.lfw_pairs import read_lfw_pairs
 from facetrain_tools.progress import progress
 
 REPORT_FILE = "report.html"
@@ -78,8 +77,7 @@ def run_verification(flags: VerificationFlags) -> int:
         color=flags.color,
         backbone=flags.backbone,
     )
-    images = DecodedImages.of_paths(
-        pairs.paths,
+    images = pairs.images(
         image_size=embedder.preprocessing.image_size,
         allow_grey=flags.allow_grey,
     )

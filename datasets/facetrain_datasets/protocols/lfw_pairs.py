@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.protocols.pair_set import PairSet
 
 
 @dataclass(frozen=True)
@@ -36,28 +37,6 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class ResolvedPairs:
-    """Pairs as rows of a list of files, each file once; the pairs are in the order of the list.
-
-    Attributes:
-        paths: the images, each once.
-        left: int64 [num_pairs], index into `paths`.
-        right: int64 [num_pairs], index into `paths`.
-        is_same: bool [num_pairs].
-        num_folds: the pairs are this many folds of equal size, one after another.
-    """
-
-    paths: list[Path]
-    left: np.ndarray
-    right: np.ndarray
-    is_same: np.ndarray
-    num_folds: int
-
-    def __len__(self) -> int:
-        return len(self.is_same)
-
-
-@dataclass(frozen=True)
 class PairList:
     """The pairs of one file, in its order; `num_folds` is 1 where the header gives one count."""
 
@@ -69,38 +48,44 @@ class PairList:
         """Every person named: who must not be trained on before this list is used."""
         return frozenset(name for pair in self.pairs for name in (pair.left_name, pair.right_name))
 
-    def resolve(self, root: str | os.PathLike[str]) -> ResolvedPairs:
-        """Finds the images under `root`.
+    def resolve(self, root: str | os.PathLike[str] | None) -> PairSet:
+        """The pairs as rows of their images under `root`; without one, images cannot be read.
 
         Raises:
             DatasetError: no such folder, or a pair names a file that does not exist.
         """
-        folder = Path(root)
-        if not folder.is_dir():
+        folder = None if root is None else Path(root)
+        if folder is not None and not folder.is_dir():
             raise DatasetError(f"{folder}: no such folder; give the folder of the LFW images")
-        rows: dict[tuple[str, int], int] = {}
-        paths: list[Path] = []
+        rows: dict[str, int] = {}
 
         def row(name: str, number: int, line: int) -> int:
-            if (name, number) not in rows:
-                path = folder / name / f"{name}_{number:04d}.jpg"
-                if not path.is_file():
-                    raise DatasetError(
-                        f"{self.path}:{line}: {path} does not exist; "
-                        f"give the folder of the images this list was made for"
-                    )
-                rows[name, number] = len(paths)
-                paths.append(path)
-            return rows[name, number]
+            file = f"{name}/{name}_{number:04d}.jpg"
+            if file not in rows and folder is not None and not (folder / file).is_file():
+                raise DatasetError(
+                    f"{self.path}:{line}: {folder / file} does not exist; "
+                    f"give the folder of the images this list was made for"
+                )
+            return rows.setdefault(file, len(rows))
 
-        left = [row(pair.left_name, pair.left_number, pair.line) for pair in self.pairs]
-        right = [row(pair.right_name, pair.right_number, pair.line) for pair in self.pairs]
-        return ResolvedPairs(
-            paths=paths,
-            left=np.array(left, dtype=np.int64),
-            right=np.array(right, dtype=np.int64),
+        ends = [
+            (
+                row(pair.left_name, pair.left_number, pair.line),
+                row(pair.right_name, pair.right_number, pair.line),
+            )
+            for pair in self.pairs
+        ]
+        names = list(rows)
+        _, identities = np.unique([name.partition("/")[0] for name in names], return_inverse=True)
+        return PairSet(
+            path=self.path,
+            names=names,
+            left=np.array([left for left, _ in ends], dtype=np.int64),
+            right=np.array([right for _, right in ends], dtype=np.int64),
             is_same=np.array([pair.is_same for pair in self.pairs], dtype=bool),
             num_folds=self.num_folds,
+            identities=identities.astype(np.int64),
+            root=folder,
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.formats.lfw_pairs import read_lfw_pairs
+from facetrain_datasets.protocols.lfw_pairs import read_lfw_pairs
 
 TWO_FOLDS = "2\t1\nAda\t1\t2\nAda\t1\tBob\t1\nBob\t1\t3\nBob\t3\tCy\t12\n"
 
@@ -44,9 +44,9 @@ def test_resolve_lists_each_image_once_in_order(tmp_path: Path) -> None:
     _write_images(root, "Ada_0001", "Ada_0002", "Bob_0001", "Bob_0003", "Cy_0012")
     resolved = read_lfw_pairs(_write(tmp_path, TWO_FOLDS)).resolve(root)
     assert len(resolved) == 4
-    assert len(set(resolved.paths)) == len(resolved.paths) == 5
+    assert len(set(resolved.names)) == len(resolved.names) == 5
     named = [
-        (resolved.paths[left].stem, resolved.paths[right].stem)
+        (Path(resolved.names[left]).stem, Path(resolved.names[right]).stem)
         for left, right in zip(resolved.left, resolved.right, strict=True)
     ]
     assert named == [
@@ -58,6 +58,15 @@ def test_resolve_lists_each_image_once_in_order(tmp_path: Path) -> None:
     assert resolved.is_same.tolist() == [True, False, True, False]
     assert (resolved.left.dtype, resolved.right.dtype) == (np.int64, np.int64)
     assert (resolved.is_same.dtype, resolved.num_folds) == (np.bool_, 2)
+    assert resolved.identities is not None
+    assert resolved.identities.tolist() == [0, 0, 1, 1, 2]
+
+
+def test_without_a_folder_the_pairs_are_known_and_reading_says_what_to_give(tmp_path: Path) -> None:
+    resolved = read_lfw_pairs(_write(tmp_path, TWO_FOLDS)).resolve(None)
+    assert resolved.names[0] == "Ada/Ada_0001.jpg"
+    with pytest.raises(DatasetError, match=r"names Ada/Ada_0001.jpg, but no folder"):
+        resolved.images()[0]
 
 
 def test_pair_of_an_absent_file_is_named_with_its_line(tmp_path: Path) -> None:
@@ -119,7 +128,7 @@ def test_published_lists_resolve(
     assert len(resolved) == num_pairs
     assert resolved.is_same.sum() == num_pairs // 2
     # Counted from the lists by another script.
-    assert len(resolved.paths) == num_images
+    assert len(resolved.names) == num_images
 
 
 def test_development_lists_share_no_identity(shared_data: Path) -> None:

@@ -1,0 +1,192 @@
+"""Verification sets in one file (`lfw.bin`, `cfp_fp.bin`, `agedb_30.bin`), read without trust.
+
+The file is a pickle of `(images, is_same)`: pair i is images 2i and 2i+1, each an encoded image as
+bytes (also Python 2's `str`) or as a uint8 array. A pickle can name any function to call on
+loading, so this reader knows only the few names that such a file needs, gives each a stand-in of
+its own, and refuses every other by name.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.protocols.pair_set import PairSet
+
+#: The published sets are ten folds of equal size.
+NUM_FOLDS = 10
+
+_DAMAGED = (
+    pickle.UnpicklingError,
+    struct.error,
+    EOFError,
+    LookupError,
+    ValueError,  # and UnicodeError
+    TypeError,
+    AttributeError,
+    AssertionError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    NotImplementedError,
+)
+
+
+def read_verification_bin(path: str | os.PathLike[str]) -> PairSet:
+    """Reads the whole set; the encoded images stay in memory.
+
+    Raises:
+        DatasetError: no such file, one that names a function to run, or not such a set.
+    """
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise DatasetError(f"{file}: no such file; give a verification set (.bin)") from None
+    except OSError as error:
+        raise DatasetError(f"{file}: cannot be read ({error.strerror})") from None
+    try:
+        content = _Unpickler(data, file).load()
+    except DatasetError:
+        raise
+    except _DAMAGED as error:
+        raise DatasetError(
+            f"{file}: not a readable verification set ({type(error).__name__}: {str(error)[:80]!r}); "
+            "fetch it again"
+        ) from None
+    if not isinstance(content, (tuple, list)) or len(content) != 2:
+        raise DatasetError(f"{file}: not (images, is_same); give a verification set (.bin)")
+    images = [_encoded(item, row, file) for row, item in enumerate(_items(content[0], file))]
+    kinds = [_kind(item, number, file) for number, item in enumerate(_items(content[1], file))]
+    if not kinds or len(images) != 2 * len(kinds):
+        raise DatasetError(
+            f"{file}: {len(images)} images for {len(kinds)} pairs, expected two a pair; fetch it "
+            "again"
+        )
+    rows = np.arange(len(images), dtype=np.int64)
+    return PairSet(
+        path=file,
+        names=[f"image {row}" for row in range(len(images))],
+        left=rows[0::2],
+        right=rows[1::2],
+        is_same=np.array(kinds, dtype=bool),
+        num_folds=NUM_FOLDS,
+        encoded=images,
+    )
+
+
+class _Unpickler(pickle._Unpickler):
+    """Knows a few names only; in Python, since C's keeps its memo in an array of any size."""
+
+    def __init__(self, data: bytes, file: Path) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        self._path = file
+        # Functions of this load only: a pickle may set attributes of what it is given.
+        names: dict[str, Callable[..., Any]] = {
+            "numpy.ndarray": lambda: None,
+            "numpy.dtype": lambda name, *_: _Dtype(_text(name)),
+            "_codecs.encode": lambda text, encoding: text.encode(_text(encoding)),
+            "builtins.bytes": lambda *values: _bytes(*values),
+            "builtins.bytearray": lambda *values: _bytes(*values),
+        }
+        for core in ("numpy.core", "numpy._core"):
+            names[f"{core}.multiarray._reconstruct"] = lambda *_: _Array()
+            names[f"{core}.multiarray.scalar"] = lambda dtype, data: _Array(dtype, (), data)
+            names[f"{core}.numeric._frombuffer"] = lambda data, dtype, shape, _: _Array(
+                dtype, shape, data
+            )
+        self._names = names
+
+    def find_class(self, module: Any, name: Any) -> Any:
+        qualified = f"{_text(module).replace('__builtin__', 'builtins')}.{_text(name)}"
+        found = self._names.get(qualified)
+        if found is None:
+            raise DatasetError(
+                f"{self._path}: would run {qualified!r} on loading, so it is refused; fetch the "
+                "set from a source you trust"
+            )
+        return found
+
+
+@dataclass
+class _Dtype:
+    name: str
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and the like; one byte has none."""
+
+
+@dataclass
+class _Array:
+    """What an array's pickle says of it."""
+
+    dtype: Any = None
+    shape: Any = ()
+    data: Any = b""
+
+    def __setstate__(self, state: Any) -> None:
+        _, self.shape, self.dtype, _, self.data = state
+
+    def to_numpy(self, kind: str, file: Path) -> np.ndarray:
+        """The flat array [N] where it is one of this dtype ("u1", "b1")."""
+        name = self.dtype.name if isinstance(self.dtype, _Dtype) else "?"
+        data = self.data.encode("latin1") if isinstance(self.data, str) else self.data
+        sizes = self.shape if isinstance(self.shape, tuple) else (self.shape,)
+        fits = (
+            name.lstrip("|<>=") in {kind, np.dtype(kind).name}
+            and isinstance(data, (bytes, bytearray))
+            and all(isinstance(size, int) and size >= 0 for size in sizes)
+            and math.prod(sizes) == len(data)
+        )
+        if not fits:
+            raise DatasetError(
+                f"{file}: holds an array of {name!r} {self.shape!r}, expected {np.dtype(kind).name}; "
+                "fetch it again"
+            )
+        return np.frombuffer(data, kind)
+
+
+def _bytes(values: Any = b"", encoding: Any = "latin1") -> bytes:
+    """As `bytes` has it, but of a number it makes nothing: that could be of any size."""
+    if isinstance(values, str):
+        return values.encode(_text(encoding))
+    if not isinstance(values, (bytes, bytearray, list, tuple)):
+        raise TypeError(f"bytes of {type(values).__name__}")
+    return bytes(values)
+
+
+def _text(value: Any) -> str:
+    return value.decode("ascii") if isinstance(value, bytes) else str(value)
+
+
+def _items(values: Any, file: Path) -> list[Any]:
+    if isinstance(values, _Array):
+        return values.to_numpy("b1", file).tolist()
+    if not isinstance(values, (list, tuple)):
+        raise DatasetError(f"{file}: holds {type(values).__name__} where a list is expected")
+    return list(values)
+
+
+def _encoded(item: Any, row: int, file: Path) -> bytes:
+    if isinstance(item, _Array):
+        return item.to_numpy("u1", file).tobytes()
+    if isinstance(item, (bytes, bytearray)):
+        return bytes(item)
+    raise DatasetError(f"{file}: image {row} is {type(item).__name__}, expected bytes or uint8")
+
+
+def _kind(item: Any, number: int, file: Path) -> bool:
+    value = item.to_numpy("b1", file).tolist() if isinstance(item, _Array) else [item]
+    if len(value) != 1 or value[0] not in (0, 1):
+        raise DatasetError(f"{file}: pair {number} is {item!r}, expected True or False")
+    return bool(value[0])
