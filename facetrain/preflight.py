@@ -12,7 +12,7 @@ from facetrain.run_log import RunLog
 from facetrain_datasets.decode import check_images
 from facetrain_datasets.identity_dataset import IdentityDataset
 from facetrain_datasets.source import FaceSource
-from facetrain_datasets.transforms import Compose
+from facetrain_datasets.transforms import Augmentation
 
 _SHOWN = 3
 
@@ -76,7 +76,6 @@ def load_dataset(
         source,
         image_size=preprocessing.image_size,
         allow_grey=data.allow_grey,
-        transform=Compose(data.transforms),
-        seed=config.seed,
+        augmentation=Augmentation(data.transforms, config.seed),
         keep=keep,
     )

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.image_header import ImageHeader, read_image_header
+from facetrain_datasets.image_header import read_image_header
 from facetrain_datasets.source import FaceSource
 
 #: The largest photo decoded: 100 megapixels, 300 MB of memory.
@@ -50,18 +50,24 @@ def decode_face(data: bytes, image_size: int, allow_grey: bool) -> np.ndarray:
     Raises:
         DatasetError: unreadable, of another size, or grey; the name of the file is not in it.
     """
-    header = _header(data)
-    if header.width != image_size or header.height != image_size:
+    header = read_image_header(data)
+    if header is None:
+        raise _unreadable(data)
+    _, width, height, num_channels = header
+    if width != image_size or height != image_size:
         raise DatasetError(
-            f"image is {header.width}x{header.height}, expected {image_size}x{image_size}; "
+            f"image is {width}x{height}, expected {image_size}x{image_size}; "
             f"align and crop the faces to {image_size}x{image_size} first (facetrain data prepare)"
         )
-    if header.num_channels == 1 and not allow_grey:
+    if num_channels == 1 and not allow_grey:
         raise DatasetError(
             "image is grey (1 channel), expected colour; "
             "replace or remove it, or allow grey images (allow_grey)"
         )
-    return _decode(data, header)
+    image = _decode(data)
+    if image is None or image.shape != (image_size, image_size, 3):
+        raise _unreadable(data)
+    return image
 
 
 def decode_photo(data: bytes, where: str, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -73,34 +79,24 @@ def decode_photo(data: bytes, where: str, *, max_pixels: int = MAX_PIXELS) -> np
     Raises:
         DatasetError: unreadable, or of more than `max_pixels` pixels, seen before decoding.
     """
-    try:
-        header = _header(data)
-        if header.width * header.height > max_pixels:
-            raise DatasetError(
-                f"image is {header.width}x{header.height}, more than {max_pixels:,} pixels; "
-                f"make it smaller or remove it"
-            )
-        return _decode(data, header)
-    except DatasetError as error:
-        raise DatasetError(f"{where}: {error}") from None
-
-
-def _header(data: bytes) -> ImageHeader:
     header = read_image_header(data)
-    if header is None:
-        raise _unreadable(data)
-    return header
-
-
-def _decode(data: bytes, header: ImageHeader) -> np.ndarray:
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
-    except cv2.error:
-        image = None
-    # A photo on its side has its sides exchanged.
-    if image is None or {*image.shape[:2]} != {header.width, header.height}:
-        raise _unreadable(data)
+    if header is not None and header.width * header.height > max_pixels:
+        raise DatasetError(
+            f"{where}: image is {header.width}x{header.height}, more than {max_pixels:,} pixels; "
+            f"make it smaller or remove it"
+        )
+    image = None if header is None else _decode(data)
+    # The size must be the one looked at; a photo on its side has its sides exchanged.
+    if header is None or image is None or {*image.shape[:2]} != {header.width, header.height}:
+        raise DatasetError(f"{where}: {_unreadable(data)}")
     return image
+
+
+def _decode(data: bytes) -> np.ndarray | None:
+    try:
+        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    except cv2.error:
+        return None
 
 
 def _unreadable(data: bytes) -> DatasetError:

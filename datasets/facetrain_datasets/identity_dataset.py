@@ -5,7 +5,7 @@ Legend: B rows of this rank in one micro-batch, image size H x W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,9 @@ from torch.utils.data import Dataset
 
 from facetrain_datasets.decode import decode_face
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.sample_random import SampleRandom
 from facetrain_datasets.source import FaceSource
+from facetrain_datasets.transforms import Augmentation
 
-Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 #: (position in the stream, image)
 Key = tuple[int, int]
 
@@ -55,15 +54,14 @@ class FaceBatch:
 class IdentityDataset(Dataset[FaceBatch]):
     """The images of a source, in whole batches, addressed by (position in the stream, image).
 
-    The position seeds the transform, so an image depends on nothing but (seed, position, image):
+    The position seeds the augmentation, so an image depends on nothing but (seed, position, image):
     not on the batch, the worker, the rank, or the number of any of them.
 
     Args:
         source: where the images come from.
         image_size: height and width expected, in pixels.
         allow_grey: whether single-channel images are taken, see `decode_face`.
-        transform: applied to each image (uint8 HWC RGB, generator); None for none.
-        seed: non-negative.
+        augmentation: random changes of each image; None for none.
         keep: indices into the source of the images to use, in this order; None for all. Image
             `i` of this data set is then image `keep[i]` of the source.
 
@@ -77,15 +75,13 @@ class IdentityDataset(Dataset[FaceBatch]):
         *,
         image_size: int,
         allow_grey: bool,
-        transform: Transform | None,
-        seed: int,
+        augmentation: Augmentation | None = None,
         keep: np.ndarray | None = None,
     ) -> None:
         self.source = source
         self.image_size = image_size
         self._allow_grey = allow_grey
-        self._transform = transform
-        self._random = SampleRandom(seed)
+        self._augmentation = augmentation or Augmentation((), seed=0)
         self._keep = None if keep is None else np.asarray(keep, dtype=np.int64)
         if self._keep is not None:
             if self._keep.size == 0:
@@ -107,18 +103,20 @@ class IdentityDataset(Dataset[FaceBatch]):
     def __getitems__(self, keys: Sequence[Key]) -> FaceBatch:
         """The batch of these keys, in their order; the data loader calls it."""
         size = self.image_size
+        augmentation = self._augmentation
         images = np.empty((len(keys), size, size, 3), np.uint8)
         indices: list[int] = []
         skipped: list[str] = []
-        for position, item in keys:
+        chosen = augmentation.choose([position for position, _ in keys])
+        for (position, item), changes in zip(keys, chosen, strict=True):
             index = item if self._keep is None else int(self._keep[item])
             try:
                 image = self._decode(index)
             except (DatasetError, OSError) as error:
                 skipped.append(str(error))
                 continue
-            if self._transform is not None:
-                image = self._transform(image, self._random.at(position))
+            if changes:
+                image = augmentation.apply(image, position, changes)
             images[len(indices)] = image
             indices.append(index)
         return FaceBatch(

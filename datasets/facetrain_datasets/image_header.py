@@ -16,6 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 _JPEG_START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+# What most writers begin a colour JPEG with: JFIF, one or two quantisation tables, the frame. It
+# says the same as the walk over the segments below, in a third of the time.
+_USUAL_JPEG = re.compile(
+    rb"\xff\xd8\xff\xe0\x00\x10.{14}(?:(?:\xff\xdb\x00\x43.{65}){1,2}|\xff\xdb\x00\x84.{130})"
+    rb"\xff[\xc0\xc2]\x00\x11.(.{4})\x03",
+    re.DOTALL,
+)
+_TWO_U16 = struct.Struct(">HH")
 _JPEG_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 1, 6: 3}  # alpha is not counted: it is dropped
 _PNM = re.compile(rb"P([56])(?:\s+|#[^\n]*\n)+(\d+)(?:\s+|#[^\n]*\n)+(\d+)\s")
@@ -33,6 +41,10 @@ class ImageHeader(NamedTuple):
 
 def read_image_header(data: bytes) -> ImageHeader | None:
     """The header of a JPEG, PNG, WebP, BMP or PNM image; None for all else and for damaged ones."""
+    usual = _USUAL_JPEG.match(data)
+    if usual is not None:
+        height, width = _TWO_U16.unpack(usual[1])
+        return _checked("jpeg", width, height, 3)
     try:
         if data[:2] == b"\xff\xd8":
             return _jpeg(data)

@@ -40,7 +40,7 @@ def build_loader(
         batch_sampler=sampler,
         num_workers=num_workers,
         pin_memory=pin_memory,
-        collate_fn=_as_it_is,
+        collate_fn=_as_it_is,  # type: ignore[arg-type]
         worker_init_fn=_prepare_worker,
     )
 

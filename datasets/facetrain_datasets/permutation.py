@@ -39,7 +39,7 @@ def permute(
     num_bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1]
     half_bits = np.maximum(_MIN_HALF_BITS, (num_bits + 1) // 2).astype(np.uint64)
     round_keys = np.random.SeedSequence(seed).generate_state(_NUM_ROUNDS, np.uint64)
-    keys = np.stack([_mix(key ^ _mix(streams + key)) for key in round_keys])
+    keys = np.stack([mix(key ^ mix(streams + key)) for key in round_keys])
     values = _feistel(positions.astype(np.uint64), half_bits, keys)
     while (outside := values >= sizes).any():
         values[outside] = _feistel(values[outside], half_bits[outside], keys[:, outside])
@@ -50,12 +50,15 @@ def _feistel(values: np.ndarray, half_bits: np.ndarray, keys: np.ndarray) -> np.
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     left, right = values >> half_bits, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
+        left, right = right, left ^ (mix(right ^ key) & mask)
     return (left << half_bits) | right
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), modulo 2**64."""
+def mix(values: np.ndarray) -> np.ndarray:
+    """Unrelated uint64 for each uint64, one to one: splitmix64's finaliser, modulo 2**64.
+
+    Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

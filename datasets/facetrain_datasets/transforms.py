@@ -1,20 +1,24 @@
-"""Random changes of a training image, each a pure function (image, rng) -> image.
+"""Random changes of a training image, by name; whether and how each changes it is drawn.
 
-Images are uint8 [H, W, 3] RGB; the input is never written to, and is returned as it is when the
-draw says so. Each function draws whether and how much to change; `Compose` runs several by name.
+Images are uint8 [H, W, 3] RGB and are never written to. A change is a pure function (image, rng) ->
+image; a `Transform` says with which probability it is made. An `Augmentation` runs several, and
+depends on (seed, position in the stream) alone.
 
-    transform = Compose(("flip", "color", "shift_scale"))
-    changed = transform(image, np.random.default_rng((seed, position)))
+    augmentation = Augmentation(("flip", "color", "shift_scale"), seed=0)
+    (changes,) = augmentation.choose([position])
+    image = augmentation.apply(image, position, changes)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.sample_random import SampleRandom
 
 _INTERPOLATIONS = (
     cv2.INTER_NEAREST,
@@ -26,9 +30,24 @@ _INTERPOLATIONS = (
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
 
 
-def flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Mirrors left and right, every second time."""
-    return cv2.flip(image, 1) if rng.random() < 0.5 else image
+@dataclass(frozen=True)
+class Transform:
+    """A change, and how often it is made.
+
+    Attributes:
+        probability: in [0, 1].
+        change: from (image, rng) to the changed image.
+        draws: whether `change` draws at all. Else its generator may be None: making one takes time.
+    """
+
+    probability: float
+    change: Callable[..., np.ndarray]
+    draws: bool = True
+
+
+def flip(image: np.ndarray, rng: object = None) -> np.ndarray:
+    """Mirrors left and right."""
+    return cv2.flip(image, 1)
 
 
 def color(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -56,16 +75,12 @@ def shift_scale(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def blur(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Gaussian blur with a deviation of 0.5 .. 2 pixels, one time in five."""
-    if rng.random() >= 0.2:
-        return image
+    """Gaussian blur with a deviation of 0.5 .. 2 pixels."""
     return cv2.GaussianBlur(image, (0, 0), rng.uniform(0.5, 2.0))
 
 
 def cutout(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One time in three a box of 20 .. 45 % of each side takes one random colour."""
-    if rng.random() >= 1 / 3:
-        return image
+    """A box of 20 .. 45 % of each side takes one random colour."""
     height, width = image.shape[:2]
     box_height, box_width = (rng.uniform(0.2, 0.45, 2) * (height, width)).astype(int)
     top = int(rng.integers(height - box_height + 1))
@@ -75,20 +90,16 @@ def cutout(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return changed
 
 
-def grey(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Luminance in all three channels, one time in ten."""
-    if rng.random() >= 0.1:
-        return image
+def grey(image: np.ndarray, rng: object = None) -> np.ndarray:
+    """Luminance in all three channels."""
     return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
 
 
 def crop(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One time in five only a box of the face is left, of 20 .. 100 % of its area; else black.
+    """Only a box of the face is left, of 20 .. 100 % of its area; the rest becomes black.
 
     The box keeps its place, so the face stays aligned. M. Kim et al., AdaFace, 2022.
     """
-    if rng.random() >= 0.2:
-        return image
     height, width = image.shape[:2]
     area, log_ratio = rng.uniform((0.2, np.log(3 / 4)), (1.0, np.log(4 / 3)))
     ratio = np.exp(log_ratio)
@@ -103,12 +114,10 @@ def crop(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def low_resolution(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One time in five it is made smaller, to 20 .. 100 % of each side, and large again.
+    """It is made smaller, to 20 .. 100 % of each side, and large again.
 
     Both ways of resampling are drawn, since real images saw any. M. Kim et al., AdaFace, 2022.
     """
-    if rng.random() >= 0.2:
-        return image
     height, width = image.shape[:2]
     share = rng.uniform(0.2, 1.0)
     down, up = rng.integers(len(_INTERPOLATIONS), size=2)
@@ -118,24 +127,22 @@ def low_resolution(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def jpeg(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One time in five it goes through JPEG at a quality of 20 .. 90."""
-    if rng.random() >= 0.2:
-        return image
+    """It goes through JPEG at a quality of 20 .. 90."""
     quality = int(rng.integers(20, 91))
     # The colours are exchanged on the way in and back on the way out, as OpenCV writes BGR.
     _, data = cv2.imencode(
         ".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), (cv2.IMWRITE_JPEG_QUALITY, quality)
     )
-    return cv2.imdecode(data, cv2.IMREAD_COLOR_RGB)
+    changed = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB)
+    assert changed is not None
+    return changed
 
 
 def mask(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One time in ten one colour covers the face from the nose down, as a worn mask does.
+    """One colour covers the face from the nose down, as a worn mask does.
 
     The upper edge of a face aligned by five points lies between the eyes and the mouth.
     """
-    if rng.random() >= 0.1:
-        return image
     height, width = image.shape[:2]
     top, middle = height * rng.uniform((0.50, 0.46), (0.62, 0.58))
     corners = [(0, top), (width / 2, middle), (width, top), (width, height), (0, height)]
@@ -144,34 +151,54 @@ def mask(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return cv2.fillPoly(changed, [np.round(corners).astype(np.int32)], color)
 
 
-TRANSFORMS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
-    "flip": flip,
-    "color": color,
-    "shift_scale": shift_scale,
-    "blur": blur,
-    "cutout": cutout,
-    "grey": grey,
-    "crop": crop,
-    "low_resolution": low_resolution,
-    "jpeg": jpeg,
-    "mask": mask,
+TRANSFORMS: dict[str, Transform] = {
+    "flip": Transform(1 / 2, flip, draws=False),
+    "color": Transform(1.0, color),
+    "shift_scale": Transform(1.0, shift_scale),
+    "blur": Transform(1 / 5, blur),
+    "cutout": Transform(1 / 3, cutout),
+    "grey": Transform(1 / 10, grey, draws=False),
+    "crop": Transform(1 / 5, crop),
+    "low_resolution": Transform(1 / 5, low_resolution),
+    "jpeg": Transform(1 / 5, jpeg),
+    "mask": Transform(1 / 10, mask),
 }
 
 
-class Compose:
-    """Runs transforms by name, in the order given, on one generator.
+class Augmentation:
+    """Transforms, in the order given, each drawn from (seed, position) alone.
+
+    Args:
+        transforms: names in `TRANSFORMS`, or transforms of one's own.
+        seed: non-negative.
 
     Raises:
-        DatasetError: a name that `TRANSFORMS` does not have.
+        DatasetError: a name that `TRANSFORMS` does not have, or a negative seed.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        unknown = [name for name in names if name not in TRANSFORMS]
+    def __init__(self, transforms: Sequence[str | Transform], seed: int) -> None:
+        unknown = [t for t in transforms if isinstance(t, str) and t not in TRANSFORMS]
         if unknown:
             raise DatasetError(f"unknown transform {unknown[0]!r}; known: {', '.join(TRANSFORMS)}")
-        self.names = tuple(names)
+        self._transforms = [TRANSFORMS[t] if isinstance(t, str) else t for t in transforms]
+        self._probabilities = np.array([t.probability for t in self._transforms])
+        self._random = SampleRandom(seed)
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        for name in self.names:
-            image = TRANSFORMS[name](image, rng)
+    def choose(self, positions: Sequence[int]) -> list[list[Transform]]:
+        """The transforms that are made at each position: a whole batch is drawn at once."""
+        if not self._transforms:
+            return [[]] * len(positions)
+        draws = self._random.uniform(np.asarray(positions, np.int64), len(self._transforms))
+        return [
+            [t for t, made in zip(self._transforms, row, strict=True) if made]
+            for row in (draws < self._probabilities).tolist()
+        ]
+
+    def apply(self, image: np.ndarray, position: int, chosen: Sequence[Transform]) -> np.ndarray:
+        """The image after the transforms that were chosen for its position."""
+        rng = None
+        for transform in chosen:
+            if rng is None and transform.draws:
+                rng = self._random.at(position)
+            image = transform.change(image, rng)
         return image

@@ -155,6 +155,12 @@ def test_an_option_that_others_leave_without_effect_is_refused(
     assert problem in found
 
 
+def test_images_per_identity_without_a_balanced_order_is_refused() -> None:
+    (found,) = RunConfig(data=DataConfig(images_per_identity=2)).problems()
+    assert found == "--images-per-identity 2: is for --order balanced"
+    assert RunConfig(data=DataConfig(order="balanced", images_per_identity=2)).problems() == []
+
+
 def test_the_largest_micro_batch_holds_the_rows_left_over() -> None:
     assert OptimConfig(global_batch_size=7, micro_batches=3).largest_micro_batch == 3
 

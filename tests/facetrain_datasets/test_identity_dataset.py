@@ -7,14 +7,19 @@ import pytest
 
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.identity_dataset import FaceBatch, IdentityDataset
+from facetrain_datasets.transforms import Augmentation, Transform
 
 
-def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return rng.integers(0, 256, image.shape, dtype=np.uint8)
+def _noise(seed: int) -> Augmentation:
+    def change(image: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+        assert rng is not None
+        return rng.integers(0, 256, image.shape, dtype=np.uint8)
+
+    return Augmentation((Transform(1.0, change),), seed)
 
 
 def _dataset(source: object, **changes: object) -> IdentityDataset:
-    arguments: dict = {"image_size": 16, "allow_grey": False, "transform": None, "seed": 0}
+    arguments: dict = {"image_size": 16, "allow_grey": False}
     return IdentityDataset(source, **{**arguments, **changes})
 
 
@@ -39,15 +44,13 @@ def test_keep_selects_in_order_and_reports_source_indices(make_source: Callable)
     assert dataset.image(2)[0, 0, 0] == 3
 
 
-def test_transform_depends_on_seed_and_position_only(make_source: Callable) -> None:
+def test_augmentation_depends_on_seed_and_position_only(make_source: Callable) -> None:
     source = make_source(4)
-    image = _pixels(_dataset(source, transform=_noise).__getitems__([(5, 1)]))
-    other = _dataset(source, transform=_noise).__getitems__([(4, 3), (5, 2), (6, 1)])
+    image = _pixels(_dataset(source, augmentation=_noise(0)).__getitems__([(5, 1)]))
+    other = _dataset(source, augmentation=_noise(0)).__getitems__([(4, 3), (5, 2), (6, 1)])
     np.testing.assert_array_equal(image, _pixels(other, 1))
     assert (image != _pixels(other, 2)).any()
-    assert (
-        image != _pixels(_dataset(source, transform=_noise, seed=1).__getitems__([(5, 1)]))
-    ).any()
+    assert (image != _pixels(_dataset(source, augmentation=_noise(1)).__getitems__([(5, 1)]))).any()
 
 
 def test_unreadable_image_is_skipped_with_its_name(make_source: Callable) -> None:

@@ -13,12 +13,12 @@ from facetrain_datasets.identity_dataset import FaceBatch, IdentityDataset
 from facetrain_datasets.loader import build_loader
 from facetrain_datasets.orders import ShuffledOrder
 from facetrain_datasets.samplers import StreamSampler
-from facetrain_datasets.transforms import Compose
+from facetrain_datasets.transforms import Augmentation
 
 
 def _batches(source: object, num_workers: int = 0, **changes: int) -> list[FaceBatch]:
-    transform = Compose(("flip", "color", "cutout"))
-    dataset = IdentityDataset(source, image_size=16, allow_grey=False, transform=transform, seed=0)
+    augmentation = Augmentation(("flip", "color", "cutout"), seed=0)
+    dataset = IdentityDataset(source, image_size=16, allow_grey=False, augmentation=augmentation)
     arguments = {"rank": 0, "world_size": 1, **changes}
     sampler = StreamSampler(ShuffledOrder(len(dataset), 3), 4, 5, **arguments)
     return list(build_loader(dataset, sampler, num_workers=num_workers, pin_memory=False))
@@ -41,7 +41,7 @@ def test_batch_follows_the_sampler(make_source: Callable) -> None:
 
 def test_pixels_are_rgb_in_place(make_source: Callable) -> None:
     source = make_source(3)
-    dataset = IdentityDataset(source, image_size=16, allow_grey=False, transform=None, seed=0)
+    dataset = IdentityDataset(source, image_size=16, allow_grey=False)
     sampler = StreamSampler(ShuffledOrder(3, 0), 3, 1, rank=0, world_size=1)
     (batch,) = build_loader(dataset, sampler, num_workers=0, pin_memory=False)
     for image, index in zip(batch.images.numpy(), batch.indices.tolist(), strict=True):
@@ -60,7 +60,7 @@ def test_workers_and_resume_change_nothing(make_source: Callable) -> None:
 
 def test_workers_outlive_ctrl_c(make_source: Callable) -> None:
     source = make_source(11)
-    dataset = IdentityDataset(source, image_size=16, allow_grey=False, transform=None, seed=0)
+    dataset = IdentityDataset(source, image_size=16, allow_grey=False)
     sampler = StreamSampler(ShuffledOrder(11, 3), 4, 20, rank=0, world_size=1)
     batches = iter(build_loader(dataset, sampler, num_workers=2, pin_memory=False))
     next(batches), next(batches)  # one of each worker, so both have started
@@ -95,9 +95,7 @@ def test_batch_of_skipped_images_is_empty(make_source: Callable) -> None:
 
 
 def test_sampler_of_another_data_set_is_refused(make_source: Callable) -> None:
-    dataset = IdentityDataset(
-        make_source(4), image_size=16, allow_grey=False, transform=None, seed=0
-    )
+    dataset = IdentityDataset(make_source(4), image_size=16, allow_grey=False)
     sampler = StreamSampler(ShuffledOrder(5, 0), 2, 1, rank=0, world_size=1)
     with pytest.raises(DatasetError, match=r"draws from 5 images, the data set has 4"):
         build_loader(dataset, sampler, num_workers=0, pin_memory=False)

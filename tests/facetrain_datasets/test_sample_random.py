@@ -41,6 +41,20 @@ def test_neighbours_are_unrelated_and_uniform() -> None:
     assert ((counts - 400) ** 2 / 400).sum() < 43.8
 
 
+def test_single_draws_are_uniform_unrelated_and_independent_of_the_batch() -> None:
+    random = SampleRandom(0)
+    draws = random.uniform(np.arange(4000), 3)
+    assert draws.shape == (4000, 3)
+    assert (draws >= 0).all()
+    assert (draws < 1).all()
+    counts = np.histogram(draws, 20, (0.0, 1.0))[0]
+    assert ((counts - 600) ** 2 / 600).sum() < 43.8
+    assert np.abs(np.corrcoef(draws.T) - np.eye(3)).max() < 0.07
+    assert abs(np.corrcoef(draws[1:, 0], draws[:-1, 0])[0, 1]) < 0.07
+    np.testing.assert_array_equal(random.uniform(np.array([7, 3]), 3), draws[[7, 3]])
+    assert (SampleRandom(1).uniform(np.arange(4000), 3) != draws).any(axis=1).all()
+
+
 def test_it_survives_pickling_for_spawned_workers() -> None:
     random = SampleRandom(3)
     assert _draws(pickle.loads(pickle.dumps(random)), 9) == _draws(random, 9)
