@@ -41,7 +41,6 @@ from facetrain.stop_request import StopRequest
 from facetrain.throughput import Clock, Interval
 
 _MOST_BAD_STEPS_IN_A_ROW = 20
-_INPUT_BOUND_SHARE = 0.3
 
 
 class Batch(Protocol):
@@ -197,19 +196,16 @@ class Trainer:
                 self.step += 1
                 elapsed = time.perf_counter() - started
                 clock.add(elapsed, waited, num_rows, counted=self.step > first_step + 2)
-                interval.add(loss, elapsed, num_rows)
+                interval.add(loss, elapsed, waited, num_rows)
                 last = self.step == num_steps
+                if (verdict := clock.input_verdict(last=last)) is not None:
+                    parts.log.say(verdict)
                 if last or self.step % self._config.log_every == 0:
                     self._log_interval(interval)
                     interval = Interval()
                 progress.update(self.step, self._note(loss, clock))
                 if last or self.step % self._config.checkpoint_every == 0:
                     self.save()
-        if clock.input_share > _INPUT_BOUND_SHARE:
-            parts.log.say(
-                f"input-bound: {clock.input_share:.0%} of the time went to waiting for images; "
-                "raise --num-workers"
-            )
         return TrainingOutcome(
             self.step,
             stopped=self.step < num_steps,
@@ -369,6 +365,7 @@ class Trainer:
         values = {
             "lr": self._parts.schedule.lr(self.step - 1),
             "images_per_s": interval.images_per_s,
+            "input_share": interval.input_share,
             "peak_memory_bytes": peak_memory_bytes(self._parts.communicator.device),
         }
         if math.isfinite(interval.mean_loss):
