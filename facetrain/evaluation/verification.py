@@ -14,15 +14,14 @@ import numpy as np
 
 from facetrain.errors import FacetrainError
 from facetrain.evaluation.embeddings import unit_embeddings
-from facetrain.evaluation.metrics import (
-    FAR_TARGETS,
+from facetrain.evaluation.folds import (
     FOLD_THRESHOLDS,
     FoldAccuracy,
-    ScoreReport,
     contiguous_folds,
     dealt_folds,
     kfold_accuracy,
 )
+from facetrain.evaluation.metrics import FAR_TARGETS, ScoreReport
 
 _PAIRS_PER_BLOCK = 8192
 #: Below this squared L2 distance the protocol's steps of 0.01 are too coarse: a network that has

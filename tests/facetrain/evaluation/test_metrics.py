@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 
 from facetrain.errors import FacetrainError
 from facetrain.evaluation.metrics import (
-    FOLD_THRESHOLDS,
     ScoreReport,
     auc,
-    contiguous_folds,
-    dealt_folds,
     eer,
-    kfold_accuracy,
     roc,
     tar_at_far,
+    tar_at_nearest_far,
 )
 
 # A coarse grid, so that ties within and between the kinds are the rule.
@@ -135,8 +132,6 @@ def test_report_is_json_and_holds_its_figures() -> None:
 def test_scores_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(FacetrainError, match=r"genuine scores: 1 of 3 .* position 1"):
         roc(np.array([0.1, value, 0.2]), np.zeros(3))
-    with pytest.raises(FacetrainError, match="pair distances: 1 of 2"):
-        kfold_accuracy(np.array([value, 0.0]), np.array([True, False]), np.array([0, 1]))
 
 
 def test_no_scores_are_refused() -> None:
@@ -144,46 +139,36 @@ def test_no_scores_are_refused() -> None:
         roc(np.ones(3), np.array([]))
 
 
-def slow_kfold(
-    distances: np.ndarray, is_same: np.ndarray, folds: np.ndarray
-) -> tuple[list[float], list[float]]:
-    accuracies, thresholds = [], []
-    for fold in range(folds.max() + 1):
-        train, test = folds != fold, folds == fold
-        right = [((distances[train] < t) == is_same[train]).sum() for t in FOLD_THRESHOLDS]
-        tied = [t for t, count in zip(FOLD_THRESHOLDS, right, strict=True) if count == max(right)]
-        best_threshold = tied[len(tied) // 2]
-        thresholds.append(best_threshold)
-        accuracies.append(np.mean((distances[test] < best_threshold) == is_same[test]))
-    return accuracies, thresholds
+@settings(max_examples=150, deadline=None)
+@given(SCORES, SCORES, st.sampled_from([1.0, 0.5, 0.3, 0.25, 0.1]))
+def test_nearest_far_equals_a_loop_over_corners(
+    genuine: np.ndarray, impostor: np.ndarray, target: float
+) -> None:
+    point = tar_at_nearest_far(roc(genuine, impostor), target)
+    if target < 1 / len(impostor):
+        assert point.tar is None
+        return
+    # The corners: at each genuine score, just above it, and both ends.
+    corners = [(0.0, 0.0), (1.0, 1.0)]
+    for score in genuine:
+        for far, tar in (
+            (np.mean(impostor >= score), np.mean(genuine >= score)),
+            (np.mean(impostor > score), np.mean(genuine > score)),
+        ):
+            corners.append((float(far), float(tar)))
+    far, tar = min(corners, key=lambda corner: (abs(corner[0] - target), -corner[0], -corner[1]))
+    assert (point.far, point.tar) == (far, tar)
 
 
-@pytest.mark.parametrize("num_pairs", [20, 103])
-@pytest.mark.parametrize("on_grid", [False, True])
-def test_kfold_accuracy_equals_a_loop_over_thresholds(num_pairs: int, on_grid: bool) -> None:
-    rng = np.random.default_rng(num_pairs)
-    is_same = rng.random(num_pairs) < 0.5
-    distances = np.clip(rng.normal(np.where(is_same, 1.0, 1.6), 0.4), 0, 4)
-    if on_grid:  # distances that equal a threshold are not below it
-        distances = FOLD_THRESHOLDS[np.searchsorted(FOLD_THRESHOLDS, distances) - 1]
-    folds = contiguous_folds(num_pairs, 10)
-    result = kfold_accuracy(distances, is_same, folds)
-    accuracies, thresholds = slow_kfold(distances, is_same, folds)
-    assert result.accuracies.tolist() == pytest.approx(accuracies)
-    assert result.thresholds.tolist() == thresholds
-    assert result.mean == pytest.approx(np.mean(accuracies))
-    assert result.std == pytest.approx(np.std(accuracies))
+def test_nearest_far_may_exceed_the_target_where_the_honest_rule_does_not() -> None:
+    # Impostors 0.9 and 0.5 of ten; genuine 0.95, 0.8, 0.4. FAR 0.16 lies nearer to 0.2 than to 0.1.
+    impostor = np.array([0.9, 0.5] + [0.0] * 8)
+    curve = roc(np.array([0.95, 0.8, 0.4]), impostor)
+    honest, nearest = tar_at_far(curve, 0.16), tar_at_nearest_far(curve, 0.16)
+    assert (honest.far, honest.tar) == (0.1, pytest.approx(2 / 3))
+    assert (nearest.far, nearest.tar) == (0.2, 1.0)
 
 
-def test_folds_follow_the_file_or_deal_each_kind() -> None:
-    assert contiguous_folds(7, 3).tolist() == [0, 0, 0, 1, 1, 2, 2]
-    is_same = np.array([True, True, True, False, False, False, False])
-    assert dealt_folds(is_same, 2).tolist() == [0, 1, 0, 0, 1, 0, 1]
-    for num_folds in (1, 8):
-        with pytest.raises(FacetrainError, match=f"num_folds {num_folds}: must be 2 to 7"):
-            contiguous_folds(7, num_folds)
-
-
-def test_kfold_accuracy_refuses_lengths_that_differ() -> None:
-    with pytest.raises(FacetrainError, match="as many of each"):
-        kfold_accuracy(np.zeros(3), np.array([True, False]), np.array([0, 1]))
+def test_unknown_rule_lists_the_known() -> None:
+    with pytest.raises(FacetrainError, match="'best' is unknown; choose one of honest, nearest"):
+        ScoreReport.of(np.ones(2), np.zeros(2), far_rule="best")

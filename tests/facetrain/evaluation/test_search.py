@@ -17,7 +17,11 @@ from facetrain.evaluation.search import (
     TorchIndex,
     build_index,
     installed_faiss,
+    recall,
+    search_blocks,
 )
+
+EXACT = [name for name, kind in SEARCH_BACKENDS.items() if kind.exact]
 
 
 def backend(name: str) -> str:
@@ -47,7 +51,7 @@ def entries(kind: str, num: int = 120) -> np.ndarray:
     return unit_embeddings(rng.normal(size=(num, 24)))
 
 
-@pytest.mark.parametrize("name", SEARCH_BACKENDS)
+@pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("kind", ["random", "copies", "collapsed"])
 @pytest.mark.parametrize("k", [1, 2, 40, 120])
 def test_search_equals_exhaustive_float64(name: str, kind: str, k: int) -> None:
@@ -70,7 +74,8 @@ def test_search_beyond_the_engines_limit_is_still_exact(monkeypatch: pytest.Monk
 def test_blocks_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     values = entries("copies")
     whole = TorchIndex(values).search(values, 5)
-    monkeypatch.setattr("facetrain.evaluation.search._SCORES_PER_BLOCK", 1000)
+    for module in ("base", "flat"):
+        monkeypatch.setattr(f"facetrain.evaluation.search.{module}.SCORES_PER_BLOCK", 1000)
     parts = TorchIndex(values).search(values, 5)
     np.testing.assert_array_equal(whole[0], parts[0])
     np.testing.assert_array_equal(whole[1], parts[1])
@@ -125,6 +130,45 @@ def test_bad_queries_are_refused() -> None:
     with pytest.raises(FacetrainError, match="NaN or infinite"):
         index.search(np.full((2, 24), np.nan, np.float32), 1)
     with pytest.raises(
-        FacetrainError, match="'annoy' is unknown; choose one of auto, faiss, torch"
+        FacetrainError, match="'annoy' is unknown; choose one of auto, faiss, torch, ivf, hnsw"
     ):
         build_index(entries("random"), "annoy")
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("kind", ["random", "copies", "collapsed"])
+@pytest.mark.parametrize("rows_per_block", [1, 7, 120])
+def test_search_over_blocks_equals_one_index(name: str, kind: str, rows_per_block: int) -> None:
+    values = entries(kind)
+    blocks = (values[start : start + rows_per_block] for start in range(0, 120, rows_per_block))
+    scores, rows = search_blocks(blocks, values[:9], 11, backend(name))
+    expected_scores, expected_rows = slow_search(values, values[:9], 11)
+    np.testing.assert_array_equal(rows, expected_rows)
+    np.testing.assert_array_equal(scores, expected_scores)
+
+
+def test_search_over_too_few_rows_is_refused() -> None:
+    values = entries("random")
+    with pytest.raises(FacetrainError, match="k 5: must be 1 to 4"):
+        search_blocks([values[:3], values[3:4]], values[:1], 5, "torch")
+
+
+@pytest.mark.parametrize("name", ["ivf", "hnsw"])
+@pytest.mark.parametrize("num", [8, 2000])
+def test_approximate_search_finds_most_and_scores_what_it_finds_exactly(
+    name: str, num: int
+) -> None:
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(num // 4, 24))
+    values = unit_embeddings(np.repeat(centers, 4, axis=0) + 0.3 * rng.normal(size=(num, 24)))
+    index, exact = build_index(values, name), build_index(values, "torch")
+    assert "approximate" in index.describe()
+    scores, rows = index.search(values[:50], 4)
+    again = np.einsum("qd,qkd->qk", values[:50], values[rows], dtype=np.float64)
+    np.testing.assert_array_equal(scores, again.astype(np.float32))
+    assert (np.diff(scores, axis=1) <= 0).all()
+    assert recall(index, exact, values[:50], 4) > 0.95
+    assert recall(exact, exact, values[:50], 4) == 1.0
+    # More than an engine finds in the lists it visits: compared with all rows.
+    assert len(np.unique(index.search(values[:1], num)[1])) == num
