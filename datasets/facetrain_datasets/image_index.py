@@ -2,9 +2,11 @@
 
     index = open_index(Path("train.rec"), "rec", [Path("train.rec")], build)
 
-The file is `NAME.index` beside the data or, where that cannot be written, in
-`~/.cache/facetrain/index` (`XDG_CACHE_HOME`). It is a line of JSON (version, format, fingerprint of
-the data files, dtype and size of each array) and then the arrays, each at a multiple of 64 bytes.
+It lies beside a data file as `NAME.index`, in a data folder as `FORMAT.index`, or, where that cannot
+be written, in `~/.cache/facetrain/index` (`XDG_CACHE_HOME`). It is a line of JSON (version, format,
+fingerprint of the data files, dtype and size of each array) and then the arrays, each at a multiple
+of 64 bytes.
+
 A whole file replaces a stale or damaged one in one step, so any number of processes may build it
 at once; processes and workers share its pages and pass each other only its name.
 """
@@ -82,7 +84,7 @@ def open_index(
     """The index of the data set at `path`: from its file, or built and written there first.
 
     Args:
-        path: what the user named; the index is called after it.
+        path: the data, a file or a folder.
         format_name: name of the format.
         data_files: every file the index depends on; another size or time makes it stale.
         build: reads the data and makes the index.
@@ -92,7 +94,7 @@ def open_index(
         OSError: a data file cannot be read.
     """
     fingerprint = _fingerprint(format_name, data_files)
-    places = _places(path)
+    places = _places(path, format_name)
     for place in places:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             # Whatever a damaged file brings about: the index is then built anew.
@@ -122,14 +124,12 @@ def _fingerprint(format_name: str, files: Sequence[Path]) -> Fingerprint:
     }
 
 
-def _places(path: Path) -> list[Path]:
+def _places(path: Path, format_name: str) -> list[Path]:
     path = path.absolute()
+    beside = path / f"{format_name}.index" if path.is_dir() else Path(f"{path}.index")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    return [
-        path.with_name(f"{path.name}.index"),
-        cache / "facetrain" / "index" / f"{digest}.index",
-    ]
+    return [beside, cache / "facetrain" / "index" / f"{digest}.index"]
 
 
 def _arrays(index: ImageIndex) -> dict[str, np.ndarray]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.formats.writing import image_suffix
 from facetrain_datasets.packed_strings import PackedStrings, StringPacker
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".pgm", ".ppm"})
@@ -118,3 +119,34 @@ def _image_names(folder: Path) -> list[str]:
             and os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122 (hot)
             and entry.is_file()
         )
+
+
+class FolderWriter:
+    """Writes `folder/<identity>/<number>.jpg`; a `FaceWriter`.
+
+    Raises:
+        DatasetError: a name that is no folder's, or of two identities.
+    """
+
+    def __init__(self, folder: Path, identities: Sequence[str], labels: np.ndarray) -> None:
+        self._folder = folder
+        self._identities = identities
+        self._labels = labels
+        seen = set()
+        for name in identities:
+            if not name or name.startswith(".") or "/" in name or "\0" in name:
+                raise DatasetError(f"identity {name!r}: not the name of a folder; rename it")
+            if name in seen:
+                raise DatasetError(f"identity {name!r}: the name of two identities; rename one")
+            seen.add(name)
+
+    def write(self, first: int, images: Iterable[bytes], position: int) -> int:
+        """One file an image; see `FaceWriter`."""
+        for number, image in enumerate(images, first):
+            identity = self._folder / self._identities[self._labels.item(number)]
+            identity.mkdir(exist_ok=True)
+            (identity / f"{number:09d}{image_suffix(image)}").write_bytes(image)
+        return 0
+
+    def finish(self, position: int) -> None:
+        """Nothing more: the folder is the set."""

@@ -11,14 +11,22 @@ one beyond that, and class ids that large are neither read nor written.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.formats.identity_names import NAMES_FILE, read_identity_names
-from facetrain_datasets.formats.recordio import image_of_parts, scan_records
-from facetrain_datasets.image_index import ImageIndex, Progress, open_index
+from facetrain_datasets.formats.identity_names import (
+    NAMES_FILE,
+    read_identity_names,
+    write_identity_names,
+)
+from facetrain_datasets.formats.recordio import image_of_parts, pack_record, scan_records
+from facetrain_datasets.image_header import read_image_header
+from facetrain_datasets.image_index import ImageIndex, Progress, open_index, replaced_file
 from facetrain_datasets.indexed_faces import IndexedFaces
 from facetrain_datasets.packed_strings import PackedStrings
 
@@ -177,3 +185,67 @@ def _num_classes(file: Path, num_found: int) -> int:
             f"of the images, found {first[:40]!r}; correct or remove it"
         )
     return int(first)
+
+
+class RecWriter:
+    """Writes `train.rec`, `train.idx`, `property` and the names of the classes; a `FaceWriter`.
+
+    The images must come grouped by identity: those of one are a range of keys.
+
+    Raises:
+        DatasetError: more classes than floats can number.
+    """
+
+    def __init__(self, folder: Path, identities: Sequence[str], labels: np.ndarray) -> None:
+        if len(identities) > NUM_EXACT:
+            raise DatasetError(
+                f"{len(identities)} classes; RecordIO holds class ids as floats, exact only below "
+                f"2**24 = {NUM_EXACT}: write tar or Parquet"
+            )
+        assert (labels[1:] >= labels[:-1]).all()
+        self._rec = folder / "train.rec"
+        self._identities = identities
+        self._labels = labels
+
+    def write(self, first: int, images: Iterable[bytes], position: int) -> int:
+        """Records behind those before; `position` is where they end. See `FaceWriter`."""
+        with self._at(position) as file:
+            for number, image in enumerate(images, first):
+                file.write(pack_record(number + 1, self._labels.item(number), image))
+            return file.tell()
+
+    def finish(self, position: int) -> None:
+        """The records of the identities, key 0, and the files beside."""
+        num_images, num_classes = len(self._labels), len(self._identities)
+        ends = 1 + np.searchsorted(self._labels, np.arange(num_classes), side="right")
+        with self._at(position) as file:
+            begin = 1
+            for key, end in enumerate(ends.tolist(), num_images + 1):
+                file.write(pack_record(key, (begin, end), b""))
+                begin = end
+            file.write(pack_record(0, (num_images + 1, num_images + 1 + num_classes), b""))
+        records = scan_records(self._rec)
+        with replaced_file(self._rec.with_suffix(".idx")) as idx:
+            for key, start in zip(records["id"].tolist(), records["start"].tolist(), strict=True):
+                idx.write(b"%d\t%d\n" % (key, start))
+        height, width = self._image_size(records[0])
+        with replaced_file(self._rec.with_name(PROPERTY_FILE)) as properties:
+            properties.write(b"%d,%d,%d" % (num_classes, height, width))
+        write_identity_names(self._rec.parent, self._identities)
+
+    @contextmanager
+    def _at(self, position: int) -> Iterator[BinaryIO]:
+        """The file, without what a killed process wrote behind `position`."""
+        self._rec.touch()
+        with self._rec.open("r+b") as file:
+            file.truncate(position)
+            file.seek(position)
+            yield file
+
+    def _image_size(self, record: np.void) -> tuple[int, int]:
+        """Height and width of an image; those of aligned faces where it does not say."""
+        with self._rec.open("rb") as file:
+            file.seek(record["offset"])
+            data = file.read(abs(record["length"]))
+        header = read_image_header(data if record["length"] >= 0 else image_of_parts(data))
+        return (header.height, header.width) if header else (112, 112)

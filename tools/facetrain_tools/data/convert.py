@@ -1,0 +1,72 @@
+"""`facetrain data convert FROM TO`: a set of faces in another format, verified."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from facetrain.command import parse_flags
+from facetrain.errors import FacetrainError
+from facetrain_datasets.convert import convert
+from facetrain_datasets.formats import FORMATS, format_of_name, open_faces
+from facetrain_tools.progress import progress
+
+
+@dataclass(frozen=True)
+class ConvertFlags:
+    """Write a set of faces in another format, verify it, and go on where an earlier call stopped."""
+
+    source: tyro.conf.Positional[Path]
+    """Folder of identities, .rec, .tar, .parquet, list, or a folder or pattern of such files."""
+    out: tyro.conf.Positional[Path]
+    """Folder to make."""
+    format: str | None = None
+    """folder, list, rec, tar or parquet; default: what the name of OUT ends with."""
+    source_format: str = "auto"
+    """Format of FROM, where its name does not tell."""
+    images_per_file: int = 10_000
+    """Images of a tar shard or Parquet file, and between two points to resume from."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; its exit code."""
+    return run_convert(parse_flags(ConvertFlags, arguments, "facetrain data convert"))
+
+
+def run_convert(flags: ConvertFlags) -> int:
+    """Converts, prints what was written; the exit code.
+
+    Raises:
+        FacetrainError, DatasetError: bad input, in one line.
+    """
+    format_name = flags.format or format_of_name(flags.out.name)
+    if format_name is None:
+        raise FacetrainError(
+            f"{flags.out}: no format in its name; choose one with --format: {', '.join(FORMATS)}"
+        )
+    started = time.perf_counter()
+    with progress("reading the index, %", 100) as show:
+        source = open_faces(
+            flags.source,
+            flags.source_format,
+            progress=lambda done, total: show(100 * done // total),
+        )
+    with progress("writing and verifying", 2 * len(source)) as show:
+        result = convert(
+            source,
+            flags.out,
+            format_name,
+            images_per_file=flags.images_per_file,
+            progress=lambda done, _: show(done),
+        )
+    resumed = f", {result.num_resumed:,} of them earlier" if result.num_resumed else ""
+    print(
+        f"{flags.out}  {format_name}, {result.num_images:,} images of {result.num_identities:,} "
+        f"identities{resumed}, {time.perf_counter() - started:.1f} s\n"
+        f"verified by checksum {result.checksum}"
+    )
+    return 0
