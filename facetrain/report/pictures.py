@@ -33,9 +33,11 @@ class Picture:
         _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
         encoded = base64.b64encode(data.tobytes()).decode("ascii")
         caption = escape(self.caption, quote=True)
+        # File names are long words; they break behind these marks.
+        shown = caption.replace("/", "/<wbr>").replace("_", "_<wbr>")
         return (
             f'<figure><img alt="{caption}" width="{size[0]}" height="{size[1]}" '
-            f'src="data:image/jpeg;base64,{encoded}"><figcaption>{caption}</figcaption></figure>'
+            f'src="data:image/jpeg;base64,{encoded}"><figcaption>{shown}</figcaption></figure>'
         )
 
 

@@ -193,7 +193,7 @@ def _prepare_one(
         return rejected(UNUSABLE, f"cannot be read ({error.strerror})")
     faces = detector.detect(photo, name)
     if not faces:
-        return rejected(NO_FACE, detector.describe())
+        return rejected(NO_FACE, f"by {detector.describe()}")
     sides = [_side_in_photo(face) for face in faces]
     if not any(sides):
         return rejected(BAD_LANDMARKS, f"of {len(faces)} faces")

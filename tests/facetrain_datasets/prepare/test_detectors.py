@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.prepare.detectors import Detector, open_detector
+from facetrain_datasets.prepare.detectors import Detector, Face, open_detector
+from facetrain_datasets.prepare.detectors.face import detect_scaled
 from facetrain_datasets.prepare.detectors.scrfd import decode
 from facetrain_datasets.prepare.detectors.yunet import YunetDetector
 
@@ -152,6 +153,34 @@ def test_yunet_is_found_by_its_outputs_and_run_by_opencv(tmp_path: Path) -> None
     )
     np.testing.assert_allclose(face.points, np.full((5, 2), (20.0, 28.0)), rtol=1e-4)
     assert face.score == pytest.approx(0.81, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "sizes"),
+    [
+        (2000, 4000, [(320, 640), (128, 256)]),
+        (300, 200, [(300, 200), (256, 171)]),
+        (250, 250, [(250, 250)]),
+        (1, 5000, [(1, 640), (1, 256)]),
+    ],
+)
+def test_photos_are_tried_smaller_where_nothing_is_found_and_never_enlarged(
+    height: int, width: int, sizes: list[tuple[int, int]]
+) -> None:
+    tried = []
+
+    def detect(image: np.ndarray) -> list[Face]:
+        tried.append(image.shape[:2])
+        rows, columns = image.shape[:2]
+        corner = np.full((5, 2), (columns, rows), np.float64)
+        box = np.array([0.0, 0.0, columns, rows])
+        return [Face(box, 0.9, corner)] if len(tried) == len(sizes) else []
+
+    (face,) = detect_scaled(np.zeros((height, width, 3), np.uint8), detect)
+    assert tried == sizes
+    np.testing.assert_allclose(face.box, (0, 0, width, height))
+    np.testing.assert_allclose(face.points, np.full((5, 2), (width, height)))
+    assert detect_scaled(np.zeros((height, width, 3), np.uint8), lambda _: []) == []
 
 
 @pytest.fixture

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from facetrain_tools.actions import module_action, run_action
 
 ACTIONS = {
+    "prepare": module_action(
+        "facetrain_tools.data.prepare",
+        "PHOTOS OUT --detector FILE [flags]",
+        "photos to aligned faces",
+    ),
     "convert": module_action(
         "facetrain_tools.data.convert",
         "FROM TO [--format NAME]",

@@ -5,6 +5,7 @@ detector = open_detector(Path("scrfd_2.5g_bnkps.onnx"))
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from facetrain_datasets.errors import DatasetError
@@ -15,7 +16,7 @@ from facetrain_datasets.prepare.detectors.yunet import YunetDetector
 
 __all__ = ["DETECTORS", "Detector", "Face", "open_detector"]
 
-DETECTORS = {"onnx": ScrfdDetector, "yunet": YunetDetector, "csv": LandmarksFile}
+DETECTORS: dict[str, Callable[[Path, float], Detector]] = {"onnx": ScrfdDetector, "yunet": YunetDetector, "csv": LandmarksFile}
 
 # Names of YuNet's outputs, which stand in its file as they are.
 _YUNET_OUTPUTS = (b"cls_8", b"obj_8", b"bbox_8", b"kps_8")

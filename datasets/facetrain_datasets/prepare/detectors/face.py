@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import cv2
 import numpy as np
+
+#: Longer sides, in pixels, to which larger photos are scaled down: the second where the first shows
+#: no face, which a face that fills the photo needs. None is ever enlarged, for the same reason.
+LONGER_SIDES = (640, 256)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,3 +56,18 @@ class Detector(Protocol):
     def describe(self) -> str:
         """One line for a report."""
         ...
+
+
+def detect_scaled(image: np.ndarray, detect: Callable[[np.ndarray], list[Face]]) -> list[Face]:
+    """Calls `detect` with the photo scaled down; the faces found, in pixels of the photo itself."""
+    scales = sorted({min(1.0, side / max(image.shape[:2])) for side in LONGER_SIDES}, reverse=True)
+    for scale in scales:
+        rows, columns = (max(1, round(side * scale)) for side in image.shape[:2])
+        small = image
+        if scale < 1.0:
+            small = cv2.resize(image, (columns, rows), interpolation=cv2.INTER_AREA)
+        faces = detect(small)
+        if faces:
+            back = np.array([image.shape[1] / columns, image.shape[0] / rows])
+            return [Face(f.box * np.tile(back, 2), f.score, f.points * back) for f in faces]
+    return []

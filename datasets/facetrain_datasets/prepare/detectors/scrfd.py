@@ -15,11 +15,12 @@ import cv2
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.prepare.detectors.face import Face
+from facetrain_datasets.prepare.detectors.face import Face, detect_scaled
 
 _FIRST_STRIDE = 8
 _COLUMNS = (1, 4, 10)  # score, box, points
 _MAX_OVERLAP = 0.4
+_PAD_TO = 32
 _MEAN, _STD = 127.5, 128.0
 
 
@@ -29,13 +30,12 @@ class ScrfdDetector:
     Args:
         path: the file.
         min_score: faces less certain are not found.
-        longer_side: photos are scaled to this many pixels, unless the file fixes another size.
 
     Raises:
         DatasetError: onnxruntime absent, or the file is no such detector.
     """
 
-    def __init__(self, path: Path, min_score: float = 0.5, longer_side: int = 640) -> None:
+    def __init__(self, path: Path, min_score: float = 0.5) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -54,7 +54,7 @@ class ScrfdDetector:
             (self._input,) = self._session.get_inputs()
             _, _, height, width = self._input.shape
             is_fixed = isinstance(height, int) and isinstance(width, int)
-            self._size = (height, width) if is_fixed else (longer_side, longer_side)
+            self._fixed_size = (height, width) if is_fixed else None
             # Shapes in the file may be symbolic, so a blank photo says what comes out.
             self.detect(np.zeros((64, 64, 3), np.uint8), "blank")
         except DatasetError:
@@ -71,12 +71,17 @@ class ScrfdDetector:
         return f"{self.path.name} by onnxruntime, score at least {self.min_score:g}"
 
     def detect(self, image: np.ndarray, name: str) -> list[Face]:
-        height, width = self._size
-        scale = min(height / image.shape[0], width / image.shape[1])
-        rows, columns = (max(1, round(side * scale)) for side in image.shape[:2])
-        filter_ = cv2.INTER_AREA if scale < 1.0 else cv2.INTER_LINEAR
+        return detect_scaled(image, self._detect)
+
+    def _detect(self, image: np.ndarray) -> list[Face]:
+        rows, columns = image.shape[:2]
+        height, width = self._fixed_size or (_padded(rows), _padded(columns))
+        scale = min(1.0, height / rows, width / columns)
+        if scale < 1.0:
+            rows, columns = max(1, int(rows * scale)), max(1, int(columns * scale))
+            image = cv2.resize(image, (columns, rows), interpolation=cv2.INTER_AREA)
         canvas = np.zeros((height, width, 3), np.uint8)
-        canvas[:rows, :columns] = cv2.resize(image, (columns, rows), interpolation=filter_)
+        canvas[:rows, :columns] = image
         inputs = cv2.dnn.blobFromImage(canvas, 1.0 / _STD, mean=(_MEAN,) * 3)
         outputs = self._session.run(None, {self._input.name: inputs})
         try:
@@ -85,11 +90,15 @@ class ScrfdDetector:
             raise DatasetError(f"detector {self.path}: {error}") from error
         sizes = np.c_[boxes[:, :2], boxes[:, 2:] - boxes[:, :2]]
         kept = cv2.dnn.NMSBoxes(sizes.tolist(), scores.tolist(), self.min_score, _MAX_OVERLAP)
-        back = np.array([image.shape[1] / columns, image.shape[0] / rows])
         return [
-            Face(boxes[row] * np.tile(back, 2), float(scores[row]), points[row] * back)
+            Face(boxes[row] / scale, float(scores[row]), points[row] / scale)
             for row in np.asarray(kept, dtype=np.int64).reshape(-1)
         ]
+
+
+def _padded(side: int) -> int:
+    """Room for whole cells of the usual strides."""
+    return -(-side // _PAD_TO) * _PAD_TO
 
 
 def decode(

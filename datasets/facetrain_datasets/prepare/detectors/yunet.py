@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.prepare.detectors.face import Face
+from facetrain_datasets.prepare.detectors.face import Face, detect_scaled
 
 
 class YunetDetector:
@@ -23,16 +23,14 @@ class YunetDetector:
     Args:
         path: the file.
         min_score: faces less certain are not found.
-        longer_side: larger photos are scaled down to this many pixels.
 
     Raises:
         DatasetError: no such file, or not YuNet.
     """
 
-    def __init__(self, path: Path, min_score: float = 0.5, longer_side: int = 640) -> None:
+    def __init__(self, path: Path, min_score: float = 0.5) -> None:
         self.path = path
         self.min_score = min_score
-        self.longer_side = longer_side
         self._of_thread = threading.local()  # a FaceDetectorYN keeps buffers between calls
         self.detect(np.zeros((64, 64, 3), np.uint8), "blank")
 
@@ -40,27 +38,24 @@ class YunetDetector:
         return f"{self.path.name} (YuNet) by OpenCV, score at least {self.min_score:g}"
 
     def detect(self, image: np.ndarray, name: str) -> list[Face]:
-        scale = min(1.0, self.longer_side / max(image.shape[:2]))
-        rows, columns = (max(1, round(side * scale)) for side in image.shape[:2])
-        bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        if scale < 1.0:
-            bgr = cv2.resize(bgr, (columns, rows), interpolation=cv2.INTER_AREA)
+        return detect_scaled(image, self._detect)
+
+    def _detect(self, image: np.ndarray) -> list[Face]:
+        height, width = image.shape[:2]
         try:
             network = self._network()
-            network.setInputSize((columns, rows))
-            _, found = network.detect(bgr)
+            network.setInputSize((width, height))
+            _, found = network.detect(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
         except cv2.error as error:
             raise DatasetError(
                 f"detector {self.path}: OpenCV cannot run it as YuNet ({error.err}); give a file "
                 "such as face_detection_yunet_2023mar.onnx"
             ) from error
-        back = np.array([image.shape[1] / columns, image.shape[0] / rows])
         faces = []
         # A row: left, top, width, height, five points, score.
         for row in np.zeros((0, 15)) if found is None else found.astype(np.float64):
-            corners = np.concatenate([row[:2], row[:2] + row[2:4]])
-            points = row[4:14].reshape(5, 2)
-            faces.append(Face(corners * np.tile(back, 2), float(row[14]), points * back))
+            box = np.concatenate([row[:2], row[:2] + row[2:4]])
+            faces.append(Face(box, float(row[14]), row[4:14].reshape(5, 2)))
         return sorted(faces, key=lambda face: -face.score)
 
     def _network(self) -> Any:
