@@ -70,6 +70,7 @@ def kfold_accuracy(
     is_same: np.ndarray,
     folds: np.ndarray,
     thresholds: np.ndarray = FOLD_THRESHOLDS,
+    weights: np.ndarray | None = None,
 ) -> FoldAccuracy:
     """Accuracy of each fold at the threshold that is best on the other folds.
 
@@ -81,6 +82,7 @@ def kfold_accuracy(
         is_same: bool [P].
         folds: fold of each pair, [P], numbered from 0.
         thresholds: ascending candidates [T].
+        weights: how often each pair counts, [P]; a fold whose pairs do not count is left out.
 
     Raises:
         FacetrainError: a distance that is NaN or infinite, or lengths that differ.
@@ -92,18 +94,21 @@ def kfold_accuracy(
             "must be as many of each"
         )
     is_same = np.asarray(is_same, dtype=bool)
+    weights = np.ones(len(folds)) if weights is None else weights
     num_folds = int(folds.max()) + 1
     # A pair is accepted from threshold number `first` on; counting these is a sum from the left.
     first = np.searchsorted(thresholds, distances, side="right")
-    accepted = np.zeros((2, num_folds, len(thresholds) + 1), dtype=np.int64)
-    np.add.at(accepted, (is_same.astype(np.int64), folds, first), 1)
-    accepted = accepted[:, :, :-1].cumsum(axis=2)
-    num_different = np.bincount(folds[~is_same], minlength=num_folds)
+    shape = (2, num_folds, len(thresholds) + 1)
+    cells = np.ravel_multi_index((is_same.astype(np.int64), folds, first), shape)
+    counts = np.bincount(cells, weights, minlength=2 * num_folds * shape[2]).reshape(shape)
+    accepted = counts[:, :, :-1].cumsum(axis=2)
+    num_different, num_same = counts.sum(axis=2)
     correct = accepted[1] + num_different[:, None] - accepted[0]  # [fold, threshold]
     best = np.array([_middle_of_best(others) for others in correct.sum(axis=0) - correct])
-    sizes = np.bincount(folds, minlength=num_folds)
+    sizes = num_different + num_same
+    counted = np.flatnonzero(sizes)
     return FoldAccuracy(
-        accuracies=correct[np.arange(num_folds), best] / sizes,
+        accuracies=correct[counted, best[counted]] / sizes[counted],
         thresholds=thresholds[best],
         best_threshold=float(thresholds[_middle_of_best(correct.sum(axis=0))]),
     )

@@ -37,11 +37,24 @@ class VerificationResult:
         folds: accuracy and threshold of each fold; thresholds are squared L2 distances.
         fold_rule: how pairs came to their folds.
         scores: cosines of the pairs, and the rates that follow from them.
+        distances: squared L2 distance of each pair, float64 [P].
+        is_same: bool [P].
+        fold_of_pair: int64 [P].
+        thresholds: candidates that each fold's threshold was chosen from.
     """
 
     folds: FoldAccuracy
     fold_rule: str
     scores: ScoreReport
+    distances: np.ndarray
+    is_same: np.ndarray
+    fold_of_pair: np.ndarray
+    thresholds: np.ndarray
+
+    @property
+    def cosines(self) -> np.ndarray:
+        """Cosine of each pair, float64 [P]."""
+        return 1.0 - self.distances / 2.0
 
     @property
     def accuracy(self) -> float:
@@ -83,6 +96,7 @@ def verify(
     is_same: np.ndarray,
     num_folds: int = 10,
     far_targets: Sequence[float] = FAR_TARGETS,
+    far_rule: str = "honest",
 ) -> VerificationResult:
     """Evaluates the pairs (left[i], right[i]), rows of `embeddings`.
 
@@ -98,6 +112,7 @@ def verify(
         is_same: bool [P], whether both are of one identity.
         num_folds: at least 2.
         far_targets: FARs to report TAR at.
+        far_rule: how, see `FAR_RULES`.
 
     Raises:
         FacetrainError: unusable embeddings, rows out of range, only one kind of pair, or folds that
@@ -132,7 +147,11 @@ def verify(
     return VerificationResult(
         folds=kfold_accuracy(distances, is_same, folds, thresholds),
         fold_rule=fold_rule,
-        scores=ScoreReport.of(cosines[is_same], cosines[~is_same], far_targets),
+        scores=ScoreReport.of(cosines[is_same], cosines[~is_same], far_targets, far_rule),
+        distances=distances,
+        is_same=is_same,
+        fold_of_pair=folds,
+        thresholds=thresholds,
     )
 
 

@@ -54,7 +54,7 @@ class TorchIndex(SearchIndex):
 
     def _propose(self, queries: np.ndarray, num_candidates: int) -> np.ndarray:
         parts = []
-        with torch.inference_mode(), _full_fp32():
+        with torch.inference_mode(), full_fp32():
             step = max(1, SCORES_PER_BLOCK // len(self._entries))
             for block in torch.from_numpy(queries).to(self._device).split(step):
                 parts.append((block @ self._entries.T).topk(num_candidates, dim=1).indices)
@@ -62,7 +62,7 @@ class TorchIndex(SearchIndex):
 
 
 @contextmanager
-def _full_fp32() -> Iterator[None]:
+def full_fp32() -> Iterator[None]:
     """fp32 products without the short formats (TF32, bf16) that a training run may allow."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
