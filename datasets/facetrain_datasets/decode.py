@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
-from facetrain_datasets.image_header import read_image_header
+from facetrain_datasets.image_header import is_usual_jpeg, read_image_header
 from facetrain_datasets.source import FaceSource
 
 #: The largest photo decoded: 100 megapixels, 300 MB of memory.
@@ -50,24 +50,29 @@ def decode_face(data: bytes, image_size: int, allow_grey: bool) -> np.ndarray:
     Raises:
         DatasetError: unreadable, of another size, or grey; the name of the file is not in it.
     """
+    if not is_usual_jpeg(data, image_size.to_bytes(2, "big") * 2):
+        _check_header(data, image_size, allow_grey)
+    image = _decode(data)
+    # The size must be the one looked at.
+    if image is None or image.shape != (image_size, image_size, 3):
+        raise _unreadable(data)
+    return image
+
+
+def _check_header(data: bytes, image_size: int, allow_grey: bool) -> None:
     header = read_image_header(data)
     if header is None:
         raise _unreadable(data)
-    _, width, height, num_channels = header
-    if width != image_size or height != image_size:
+    if header.width != image_size or header.height != image_size:
         raise DatasetError(
-            f"image is {width}x{height}, expected {image_size}x{image_size}; "
+            f"image is {header.width}x{header.height}, expected {image_size}x{image_size}; "
             f"align and crop the faces to {image_size}x{image_size} first (facetrain data prepare)"
         )
-    if num_channels == 1 and not allow_grey:
+    if header.num_channels == 1 and not allow_grey:
         raise DatasetError(
             "image is grey (1 channel), expected colour; "
             "replace or remove it, or allow grey images (allow_grey)"
         )
-    image = _decode(data)
-    if image is None or image.shape != (image_size, image_size, 3):
-        raise _unreadable(data)
-    return image
 
 
 def decode_photo(data: bytes, where: str, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -86,7 +91,7 @@ def decode_photo(data: bytes, where: str, *, max_pixels: int = MAX_PIXELS) -> np
             f"make it smaller or remove it"
         )
     image = None if header is None else _decode(data)
-    # The size must be the one looked at; a photo on its side has its sides exchanged.
+    # A photo on its side has its sides exchanged.
     if header is None or image is None or {*image.shape[:2]} != {header.width, header.height}:
         raise DatasetError(f"{where}: {_unreadable(data)}")
     return image

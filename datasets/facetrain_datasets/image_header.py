@@ -16,14 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 _JPEG_START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-# What most writers begin a colour JPEG with: JFIF, one or two quantisation tables, the frame. It
-# says the same as the walk over the segments below, in a third of the time.
+# What most writers begin a colour JPEG with: JFIF, one or two quantisation tables, the frame.
 _USUAL_JPEG = re.compile(
     rb"\xff\xd8\xff\xe0\x00\x10.{14}(?:(?:\xff\xdb\x00\x43.{65}){1,2}|\xff\xdb\x00\x84.{130})"
     rb"\xff[\xc0\xc2]\x00\x11.(.{4})\x03",
     re.DOTALL,
 )
-_TWO_U16 = struct.Struct(">HH")
 _JPEG_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 1, 6: 3}  # alpha is not counted: it is dropped
 _PNM = re.compile(rb"P([56])(?:\s+|#[^\n]*\n)+(\d+)(?:\s+|#[^\n]*\n)+(\d+)\s")
@@ -41,10 +39,6 @@ class ImageHeader(NamedTuple):
 
 def read_image_header(data: bytes) -> ImageHeader | None:
     """The header of a JPEG, PNG, WebP, BMP or PNM image; None for all else and for damaged ones."""
-    usual = _USUAL_JPEG.match(data)
-    if usual is not None:
-        height, width = _TWO_U16.unpack(usual[1])
-        return _checked("jpeg", width, height, 3)
     try:
         if data[:2] == b"\xff\xd8":
             return _jpeg(data)
@@ -62,6 +56,19 @@ def read_image_header(data: bytes) -> ImageHeader | None:
     except (struct.error, IndexError, KeyError):  # cut short, or a code there is none of
         return None
     return None
+
+
+def is_usual_jpeg(data: bytes, height_width: bytes) -> bool:
+    """Whether this is a colour JPEG of that size which begins as most writers begin it.
+
+    A shortcut for the case that fills training sets: a fifth of the time of `read_image_header`,
+    which says the same wherever this is true. False says nothing.
+
+    Args:
+        height_width: both as big-endian u16.
+    """
+    usual = _USUAL_JPEG.match(data)
+    return usual is not None and usual[1] == height_width
 
 
 def _checked(kind: str, width: int, height: int, num_channels: int) -> ImageHeader | None:

@@ -5,8 +5,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from facetrain_datasets.image_header import ImageHeader, read_image_header
+from facetrain_datasets.image_header import ImageHeader, is_usual_jpeg, read_image_header
 
 _KINDS = {
     ".jpg": "jpeg",
@@ -73,6 +75,23 @@ def test_other_bytes_are_none(data: bytes) -> None:
 def test_real_faces(shared_data: Path) -> None:
     for path in sorted((shared_data / "lfw112").glob("Aa*/*.jpg")):
         assert read_image_header(path.read_bytes()) == ImageHeader("jpeg", 112, 112, 3)
+        assert is_usual_jpeg(path.read_bytes(), b"\0\x70\0\x70")
     for path in sorted((shared_data / "orl" / "s1").iterdir()):
         header = read_image_header(path.read_bytes())
         assert header == ImageHeader("pnm", 92, 112, 1), path
+
+
+@given(st.integers(0, 220), st.binary(max_size=6), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_the_shortcut_never_says_other_than_the_walk(at: int, change: bytes, insert: bool) -> None:
+    data = bytearray(_encoded(".jpg", 20, 31, 3))
+    data[at : at if insert else at + len(change)] = change
+    if is_usual_jpeg(bytes(data), b"\0\x14\0\x1f"):
+        assert read_image_header(bytes(data)) == ImageHeader("jpeg", 31, 20, 3)
+
+
+def test_the_shortcut_knows_what_opencv_writes() -> None:
+    data = _encoded(".jpg", 20, 31, 3)
+    assert is_usual_jpeg(data, b"\0\x14\0\x1f")
+    assert not is_usual_jpeg(data, b"\0\x1f\0\x14")
+    assert not is_usual_jpeg(_encoded(".jpg", 20, 31), b"\0\x14\0\x1f")
