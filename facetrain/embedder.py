@@ -6,9 +6,10 @@ them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,8 +19,11 @@ from torch import Tensor, nn
 
 from facetrain.backbones import Backbone
 from facetrain.errors import FacetrainError
+from facetrain.prefetch import image_batches
 from facetrain.preprocessing import Preprocessing
 
+#: Metadata of an ONNX file that holds its `Preprocessing`, as JSON.
+PREPROCESSING_KEY = "facetrain.preprocessing"
 _ONNX_PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 
@@ -70,8 +74,10 @@ class OnnxEmbedder:
 
     Args:
         path: the file.
-        preprocessing: what the model takes.
+        preprocessing: what the model takes; None: what the file says (`facetrain.preprocessing` in
+            its metadata, as `facetrain export` writes it), the default where it says nothing.
         device: "cpu", "cuda", or "auto": CUDA where onnxruntime can use it.
+        color: channel order to feed it, whatever else it takes; None leaves that as it is.
 
     Raises:
         FacetrainError: onnxruntime absent, unreadable file, inputs or outputs of another kind, or
@@ -79,7 +85,11 @@ class OnnxEmbedder:
     """
 
     def __init__(
-        self, path: Path, preprocessing: Preprocessing | None = None, device: str = "cpu"
+        self,
+        path: Path,
+        preprocessing: Preprocessing | None = None,
+        device: str = "cpu",
+        color: str | None = None,
     ) -> None:
         try:
             import onnxruntime
@@ -91,7 +101,6 @@ class OnnxEmbedder:
         if not path.is_file():
             raise FacetrainError(f"model file {path}: no such file; check the path")
         self.path = path
-        self.preprocessing = preprocessing or Preprocessing()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
@@ -112,11 +121,25 @@ class OnnxEmbedder:
                 f"--device cuda: onnxruntime {onnxruntime.__version__} cannot use CUDA here for "
                 f"{path}; install onnxruntime-gpu for this CUDA version, or use --device cpu"
             )
+        self.preprocessing = preprocessing or self._stored_preprocessing()
+        if color is not None:
+            self.preprocessing = replace(self.preprocessing, color=color)
         self._check_interface()
         # Shapes in the file may be symbolic, so one blank image says what comes out.
         size = self.preprocessing.image_size
         blank = self.embed(torch.zeros(1, 3, size, size, dtype=torch.uint8))
         self.embedding_size = int(blank.shape[1])
+
+    def _stored_preprocessing(self) -> Preprocessing:
+        text = self._session.get_modelmeta().custom_metadata_map.get(PREPROCESSING_KEY)
+        if text is None:
+            return Preprocessing()
+        try:
+            return Preprocessing.from_dict(json.loads(text))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise FacetrainError(
+                f"model file {self.path}: metadata {PREPROCESSING_KEY} is not usable ({error})"
+            ) from error
 
     def _check_interface(self) -> None:
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
@@ -182,7 +205,8 @@ def embed_images(
 ) -> np.ndarray:
     """Embeddings float32 [N, D], not normalised, of uint8 RGB images [H, W, 3] in their order.
 
-    Only one batch of images is in memory at a time, so `images` may decode as it goes.
+    Only some batches of images are in memory at a time, so `images` may decode as it goes; a
+    sequence does so in threads, ahead of the model.
 
     Args:
         embedder: the model.
@@ -199,30 +223,20 @@ def embed_images(
         raise FacetrainError(f"batch_size {batch_size}: must be at least 1")
     size = embedder.preprocessing.image_size
     parts = [np.empty((0, embedder.embedding_size), dtype=np.float32)]
-    batch: list[np.ndarray] = []
     done = 0
-
-    def flush() -> None:
-        nonlocal done
+    for batch in image_batches(images, batch_size):
+        for row, image in enumerate(batch, done):
+            if image.dtype != np.uint8 or image.shape != (size, size, 3):
+                raise FacetrainError(
+                    f"image {row}: {image.dtype} {list(image.shape)}, "
+                    f"expected uint8 [{size}, {size}, 3]"
+                )
         nchw = torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2)
         embeddings = embedder.embed(nchw)
         if flip:
             embeddings = embeddings + embedder.embed(nchw.flip(3))
         parts.append(embeddings)
         done += len(batch)
-        batch.clear()
         if progress is not None:
             progress(done)
-
-    for image in images:
-        if image.dtype != np.uint8 or image.shape != (size, size, 3):
-            raise FacetrainError(
-                f"image {done + len(batch)}: {image.dtype} {list(image.shape)}, "
-                f"expected uint8 [{size}, {size}, 3]"
-            )
-        batch.append(image)
-        if len(batch) == batch_size:
-            flush()
-    if batch:
-        flush()
     return np.concatenate(parts)

@@ -190,7 +190,7 @@ def load_embedder(
     if path.suffix == ".onnx":
         if backbone is not None:
             raise FacetrainError(f"backbone {backbone!r}: an ONNX file has its own; leave it out")
-        return OnnxEmbedder(path, Preprocessing(color=color or "rgb"), device)
+        return OnnxEmbedder(path, device=device, color=color)
     torch_device, _ = device_for(device, World())
     if path.is_dir():
         embedder = load_checkpoint_model(path, torch_device)

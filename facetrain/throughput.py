@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-
 #: A run that waits for images for more of its time than this is bound by them.
 INPUT_BOUND_SHARE = 0.3
 _SURE_AFTER_STEPS = 20

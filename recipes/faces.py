@@ -35,7 +35,7 @@ DEFAULTS = RunConfig(
     model=ModelConfig(backbone="iresnet50", embedding_size=512),
     head=HeadConfig(margin="arcface", scale=64.0),
     optim=OptimConfig(epochs=20, global_batch_size=128, lr=0.02, schedule="linear"),
-    data=DataConfig(transforms=("flip",), num_workers=4),
+    data=DataConfig(transforms=("flip",), num_workers=2),
 )
 _MOST_HELD_OUT_IMAGES = 5_000
 

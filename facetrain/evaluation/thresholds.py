@@ -121,6 +121,10 @@ class Thresholds:
 
     def save(self, path: Path) -> None:
         """Writes the file; readers see the old one or the whole new one."""
+        write_atomically(path, self.to_json() + "\n")
+
+    def to_json(self) -> str:
+        """What `save` writes."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -139,7 +143,7 @@ class Thresholds:
                 if point.threshold is not None
             ],
         }
-        write_atomically(path, json.dumps(content, indent=1) + "\n")
+        return json.dumps(content, indent=1)
 
     @classmethod
     def load(cls, path: Path) -> Thresholds:

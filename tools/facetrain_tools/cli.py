@@ -1,4 +1,4 @@
-"""The `facetrain` command: `facetrain train|data|eval|bench|plan|horovod|doctor ...`.
+"""The `facetrain` command: `facetrain train|data|eval|export|bench|plan|horovod|doctor ...`.
 
 A command is a function (arguments, prog) -> exit code in a module of its own, imported when called.
 """
@@ -14,6 +14,7 @@ COMMANDS = {
     "train": ("facetrain_tools.train", "run a training recipe: quickstart, lfw"),
     "data": ("facetrain_tools.data", "make, look at, convert and clean sets of faces"),
     "eval": ("facetrain_tools.eval", "evaluate a model: verification"),
+    "export": ("facetrain_tools.export", "write a model as ONNX, with its thresholds"),
     "bench": ("facetrain_tools.bench", "measure: how fast faces are read"),
     "plan": ("facetrain_tools.plan", "plan a recipe's memory before training: memory"),
     "horovod": ("facetrain_tools.horovod", "build Horovod, the second communication engine"),
