@@ -131,7 +131,8 @@ def convert(
     count = _Counter(2 * len(source), progress)
     num_resumed, checksum = _write(source, partial, format, images_per_file, count)
     _verify(partial, format, source, checksum, count)
-    (partial / JOURNAL_FILE).unlink()
+    for hidden in partial.glob(".*"):  # the journal, and what killed calls left half written
+        hidden.unlink()
     partial.rename(folder)
     return ConvertResult(len(source), len(source.identities), num_resumed, str(checksum))
 

@@ -2,13 +2,11 @@
 
     index = open_index(Path("train.rec"), "rec", [Path("train.rec")], build)
 
-It lies beside a data file as `NAME.index`, in a data folder as `FORMAT.index`, or, where that cannot
-be written, in `~/.cache/facetrain/index` (`XDG_CACHE_HOME`). It is a line of JSON (version, format,
-fingerprint of the data files, dtype and size of each array) and then the arrays, each at a multiple
-of 64 bytes.
-
-A whole file replaces a stale or damaged one in one step, so any number of processes may build it
-at once; processes and workers share its pages and pass each other only its name.
+It lies beside a data file as `NAME.index`, in a data folder as `FORMAT.index`, or, where that
+cannot be written, in `~/.cache/facetrain/index` (`XDG_CACHE_HOME`). It is a line of JSON (version,
+format, fingerprint of the data files, dtype and size of each array) and then the arrays, each at a
+multiple of 64 bytes. A whole file replaces a stale or damaged one in one step, so any number of
+processes may build it at once; processes and workers share its pages and pass on only its name.
 """
 
 from __future__ import annotations

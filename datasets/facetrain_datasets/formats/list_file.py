@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,7 +91,7 @@ def _build_index(file: Path, progress: Progress | None) -> ImageIndex:
         for number, (path, label) in enumerate(_rows(file, lines), 1):
             labels.add(label, f"{file}: {path}")
             names.append(path)
-            if number == 1 and not (file.parent / path).is_file():
+            if number == 1 and not os.path.isfile(file.parent / path):  # noqa: PTH113 (never raises)
                 raise DatasetError(
                     f"{file}: its first image, {file.parent / path}, does not exist; "
                     f"paths are relative to the folder of the list"

@@ -131,17 +131,14 @@ def _locate(start: int, chunk: bytes, images: list[bytes]) -> list[int] | None:
 def _raw_column(file: Path, parquet: Any, group: int, column: str) -> tuple[int, bytes]:
     """Where a column chunk begins, and its bytes as they lie in the file."""
     chunks = parquet.metadata.row_group(group)
-    chunk = next(
-        chunk
-        for chunk in map(chunks.column, range(chunks.num_columns))
-        if chunk.path_in_schema == column
-    )
+    paths = [chunks.column(number).path_in_schema for number in range(chunks.num_columns)]
+    chunk = chunks.column(paths.index(column))
     start = chunk.data_page_offset
     if chunk.dictionary_page_offset is not None:
         start = min(start, chunk.dictionary_page_offset)
     with file.open("rb") as raw:
-        raw.seek(start)
-        return start, raw.read(chunk.total_compressed_size)
+        raw.seek(max(0, start))
+        return start, raw.read(max(0, chunk.total_compressed_size))
 
 
 def _read_column(parquet: Any, group: int, column: str) -> list[Any]:

@@ -79,7 +79,7 @@ def _scan_record(file: BinaryIO, path: Path, start: int, size: int) -> tuple[byt
     skipped = _HEADER.size + 4 * num_labels
     if magic == MAGIC and part == _FIRST:
         return _scan_parts(file, path, start, size)
-    _check_part(path, start, size, magic, part == _WHOLE, end)
+    _check_part(path, start, start, size, magic, part == _WHOLE, end)
     if length < skipped:
         raise _damaged(path, start, f"a record of {length} bytes, header of {skipped}")
     image = start + _PART.size + skipped
@@ -96,7 +96,8 @@ def _scan_parts(file: BinaryIO, path: Path, start: int, size: int) -> tuple[byte
         part, length = word >> 29, word & _MAX_LENGTH
         end = position + _PART.size + length
         aligned = part == _LAST or length % 4 == 0
-        _check_part(path, position, size, magic, part in expected and aligned, end)
+        in_order = part in expected and aligned
+        _check_part(path, start, position, size, magic, in_order, end)
         if part == _LAST:
             break
         position, expected = end, {_MIDDLE, _LAST}
@@ -112,14 +113,17 @@ def _scan_parts(file: BinaryIO, path: Path, start: int, size: int) -> tuple[byte
     return _ROW.pack(start, start, start - end, label, number, num_labels), end
 
 
-def _check_part(path: Path, start: int, size: int, magic: int, in_order: bool, end: int) -> None:
+def _check_part(
+    path: Path, record: int, start: int, size: int, magic: int, in_order: bool, end: int
+) -> None:
+    """Checks the part at byte `start` of the record at byte `record`, which ends at `end`."""
     if start + _PART.size > size or (magic == MAGIC and end > size):
         raise DatasetError(
-            f"{path}: cut: the record at byte {start} does not end within the file's {size} bytes; "
-            f"copy the file again, or drop that record: truncate -s {start} {path.name}"
+            f"{path}: cut: the record at byte {record} does not end within the file's {size} "
+            f"bytes; copy the file again, or drop that record: truncate -s {record} {path.name}"
         )
     if magic != MAGIC:
-        raise _damaged(path, start, f"0x{magic:08x}, no magic number")
+        raise _damaged(path, start, f"0x{magic:08x}, no magic number,")
     if not in_order:
         raise _damaged(path, start, "a part of a record out of order")
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -20,12 +21,12 @@ from facetrain_tools.progress import progress
 class ConvertFlags:
     """Write a set of faces in another format, verify it, and go on where an earlier call stopped."""
 
-    source: tyro.conf.Positional[Path]
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FROM")]
     """Folder of identities, .rec, .tar, .parquet, list, or a folder or pattern of such files."""
-    out: tyro.conf.Positional[Path]
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TO")]
     """Folder to make."""
     format: str | None = None
-    """folder, list, rec, tar or parquet; default: what the name of OUT ends with."""
+    """folder, list, rec, tar or parquet; default: what the name of TO ends with."""
     source_format: str = "auto"
     """Format of FROM, where its name does not tell."""
     images_per_file: int = 10_000
