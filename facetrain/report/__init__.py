@@ -11,6 +11,7 @@ from facetrain.report.page import (
     write_atomically,
     write_page,
 )
+from facetrain.report.picture_pairs import PicturePairs
 from facetrain.report.pictures import Picture, PictureRow, Pictures
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Facts",
     "Figure",
     "Picture",
+    "PicturePairs",
     "PictureRow",
     "Pictures",
     "Section",

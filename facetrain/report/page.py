@@ -50,6 +50,8 @@ figure svg, figure img { display: block; max-width: 100%; height: auto; }
 figcaption { font-size: .875rem; margin-top: .35rem; }
 .pictures { display: flex; flex-wrap: wrap; gap: .75rem; margin-bottom: 1.25rem; }
 .pictures figure { width: 7rem; margin: 0; }
+.picture-pairs figure { width: 14.25rem; }
+.pair { display: flex; gap: .25rem; }
 .pictures figcaption { font-size: .75rem; line-height: 1.3; overflow-wrap: anywhere; }
 """
 

@@ -24,7 +24,8 @@ class Picture:
     image: np.ndarray
     caption: str = ""
 
-    def to_html(self) -> str:
+    def image_html(self) -> str:
+        """The image alone."""
         height, width = self.image.shape[:2]
         scale = min(1.0, _SIDE / max(height, width))
         size = max(1, round(width * scale)), max(1, round(height * scale))
@@ -32,13 +33,15 @@ class Picture:
         bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
         _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
         encoded = base64.b64encode(data.tobytes()).decode("ascii")
-        caption = escape(self.caption, quote=True)
-        # File names are long words; they break behind these marks.
-        shown = caption.replace("/", "/<wbr>").replace("_", "_<wbr>")
         return (
-            f'<figure><img alt="{caption}" width="{size[0]}" height="{size[1]}" '
-            f'src="data:image/jpeg;base64,{encoded}"><figcaption>{shown}</figcaption></figure>'
+            f'<img alt="{escape(self.caption, quote=True)}" width="{size[0]}" height="{size[1]}" '
+            f'src="data:image/jpeg;base64,{encoded}">'
         )
+
+    def to_html(self) -> str:
+        # File names are long words; they break behind these marks.
+        shown = escape(self.caption, quote=True).replace("/", "/<wbr>").replace("_", "_<wbr>")
+        return f"<figure>{self.image_html()}<figcaption>{shown}</figcaption></figure>"
 
 
 @dataclass(frozen=True, eq=False)

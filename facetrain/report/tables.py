@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from facetrain.evaluation.metrics import OperatingPoint, ScoreReport
+from facetrain.evaluation.metrics import OperatingPoint, RateReport
 from facetrain.report.page import Table
 
 
@@ -21,7 +21,7 @@ def far_text(far: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def tar_table(systems: Mapping[str, ScoreReport]) -> Table:
+def tar_table(systems: Mapping[str, RateReport]) -> Table:
     """TAR at each target FAR, EER and AUC; one row per system, all with the same targets."""
     reports = list(systems.values())
     targets = [point.far_target for point in reports[0].tar_at_far] if reports else []
@@ -36,11 +36,11 @@ def tar_table(systems: Mapping[str, ScoreReport]) -> Table:
             )
             for name, report in systems.items()
         ],
-        caption=_not_measurable(reports[0]) if reports else "",
+        caption=_notes(reports[0]) if reports else "",
     )
 
 
-def threshold_table(report: ScoreReport) -> Table:
+def threshold_table(report: RateReport) -> Table:
     """The thresholds behind each TAR, as cosine (accept at or above) and as squared L2 distance."""
     rows = []
     for point in report.tar_at_far:
@@ -59,7 +59,7 @@ def threshold_table(report: ScoreReport) -> Table:
     return Table(
         header=("target FAR", "TAR", "FAR", "cosine >=", "squared L2 <="),
         rows=rows,
-        caption=_not_measurable(report),
+        caption=_notes(report),
     )
 
 
@@ -67,7 +67,10 @@ def _tar(point: OperatingPoint) -> str:
     return "n/a" if point.tar is None else percent(point.tar)
 
 
-def _not_measurable(report: ScoreReport) -> str:
-    if all(point.tar is not None for point in report.tar_at_far):
-        return ""
-    return f"n/a: cannot be measured with {report.roc.num_impostor} impostor pairs"
+def _notes(report: RateReport) -> str:
+    notes = []
+    if report.far_rule != "honest":
+        notes.append(f"FAR rule: {report.far_rule}, its FAR may be above the target")
+    if any(point.tar is None for point in report.tar_at_far):
+        notes.append(f"n/a: cannot be measured with {report.roc.num_impostor} impostor pairs")
+    return "; ".join(notes)

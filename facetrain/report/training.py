@@ -11,7 +11,7 @@ from typing import Any
 
 from facetrain.evaluation.task import SystemResult
 from facetrain.memory import MemoryReport
-from facetrain.report import plots
+from facetrain.report import curves, plots
 from facetrain.report.page import Facts, Figure, Section, Table, write_atomically, write_page
 from facetrain.report.tables import percent, tar_table, threshold_table
 from facetrain.run_folder import RESULTS_FILE
@@ -123,13 +123,13 @@ def write_training_report(folder: Path, report: TrainingReport) -> None:
                 "Evaluation",
                 [
                     Figure(
-                        plots.roc_curves({s.name: s.result.scores.roc for s in report.systems}),
+                        curves.roc_curves({s.name: s.result.scores.roc for s in report.systems}),
                         "ROC: share of genuine pairs accepted (TAR) over share of impostor pairs "
                         "accepted (FAR)",
                     ),
                     *(
                         Figure(
-                            plots.score_histogram(
+                            curves.score_histogram(
                                 system.result.scores.genuine,
                                 system.result.scores.impostor,
                                 threshold if system is report.systems[0] else None,

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 from facetrain.errors import FacetrainError
-from facetrain.evaluation.metrics import roc
 from facetrain.report.plots import (
     face_sheet,
     loss_curve,
     memory_bars,
-    roc_curves,
-    score_histogram,
     throughput,
 )
 
@@ -28,36 +25,6 @@ def texts(svg: bytes) -> list[str]:
     assert "currentColor" in content
     assert "#010203" not in content
     return ["".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("text")]
-
-
-def curve(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=200)
-
-
-def test_roc_names_every_system_as_it_is() -> None:
-    systems = {"ours": 2.0, "_hidden & <b> $x$": 1.0}
-    curves = {name: roc(curve(0) + shift, curve(1)) for name, shift in systems.items()}
-    shown = [text.lstrip("\u200b") for text in texts(roc_curves(curves))]
-    assert set(systems) <= set(shown)
-    assert {"FAR", "TAR", "1e-2"} <= set(shown)
-    with pytest.raises(FacetrainError, match="no system"):
-        roc_curves({})
-
-
-def test_roc_holds_more_systems_than_there_are_colours() -> None:
-    curves = {f"system {i}": roc(curve(i), curve(i + 20)) for i in range(8)}
-    assert set(curves) <= set(texts(roc_curves(curves)))
-
-
-@pytest.mark.parametrize("threshold", [None, 0.25])
-def test_histogram_states_the_number_of_pairs(threshold: float | None) -> None:
-    shown = texts(score_histogram(curve(0), np.zeros(1234), threshold))
-    assert {"genuine (200)", "impostor (1,234)"} <= set(shown)
-    assert ("threshold 0.250" in shown) == (threshold is not None)
-
-
-def test_histogram_of_equal_scores_is_drawn() -> None:
-    texts(score_histogram(np.ones(3), np.ones(3)))
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 300])

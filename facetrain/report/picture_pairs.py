@@ -1,0 +1,25 @@
+"""Pairs of faces side by side with a line under each pair: what an evaluation got wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from facetrain.report.pictures import Picture
+
+
+@dataclass(frozen=True, eq=False)
+class PicturePairs:
+    """Numbered pairs, several in a row."""
+
+    pairs: Sequence[tuple[Picture, Picture]]
+    captions: Sequence[str]
+
+    def to_html(self) -> str:
+        figures = (
+            f'<figure><div class="pair">{left.image_html()}{right.image_html()}</div>'
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+            for (left, right), caption in zip(self.pairs, self.captions, strict=True)
+        )
+        return f'<div class="pictures picture-pairs">{"".join(figures)}</div>'
