@@ -8,12 +8,13 @@ Legend: G gallery entries, P probes, R the largest rank.
   share of mated probes whose own identity comes first and is accepted. IJB calls the two TPIR and
   FPIR. Grother & Phillips, "Models of large population recognition performance", 2004.
 
-Distractors are gallery entries of whom no probe is; each is an identity of its own.
+Distractors are gallery entries of whom no probe is; each is an identity of its own. They enter as
+the best scores that `search_blocks` finds among them, so there may be more than fit into memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,9 +28,6 @@ FAR_TARGETS = (0.1, 0.01, 0.001)
 MAX_RANK = 20
 _PROBES_PER_BLOCK = 4096
 _CELLS_PER_BLOCK = 1 << 24
-
-#: From (queries [Q, D], k) to (scores [Q, k], rows [Q, k]) among any number of distractors.
-DistractorSearch = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +82,7 @@ def identify(
     probes: np.ndarray,
     probe_ids: np.ndarray,
     *,
-    distractors: DistractorSearch | None = None,
+    distractor_scores: np.ndarray | None = None,
     num_distractors: int = 0,
     max_rank: int = MAX_RANK,
     far_targets: Sequence[float] = FAR_TARGETS,
@@ -97,8 +95,9 @@ def identify(
             and then its best one counts.
         probes: unit embeddings float32 [P, D].
         probe_ids: identity of each probe, int [P].
-        distractors: searches them; None where there are none.
-        num_distractors: entries that it searches.
+        distractor_scores: the min(R, num_distractors) best of each probe among the distractors,
+            float32 [P, ..], descending; None where there are none.
+        num_distractors: how many there are.
         max_rank: R.
         far_targets: FARs to report DIR at; they need probes who are not enrolled.
 
@@ -120,7 +119,6 @@ def identify(
     # As many others as matter come among these entries, however they are spread over identities.
     wanted = int((max_rank + 1) * sizes.max())
     num_best = min(wanted, len(gallery_ids))
-    num_others = min(max_rank, num_distractors)
     own = _own_scores(index.embeddings, gallery_ids, probes, probe_ids, mated)
     ranks = np.empty(len(probes), dtype=np.int64)
     top = np.empty(len(probes), dtype=np.float32)
@@ -133,10 +131,10 @@ def identify(
         found[found == probe_ids[block, None]] = -1
         ranks[block] = 1 + _distinct(found)
         top[block] = scores[:, 0]
-        if distractors is not None and num_others:
-            scores, _ = distractors(probes[block], num_others)
-            ranks[block] += (scores >= own[block, None]).sum(axis=1)
-            np.maximum(top[block], scores[:, 0], out=top[block])
+    if distractor_scores is not None:
+        _check_distractors(distractor_scores, len(probes), min(max_rank, num_distractors))
+        ranks += (distractor_scores >= own[:, None]).sum(axis=1)
+        top = np.maximum(top, distractor_scores[:, 0])
     ranks = np.minimum(ranks[mated], max_rank + 1)
     unmated = top[~mated]
     genuine = own[mated]
@@ -159,7 +157,7 @@ def identify(
 def identify_amid_distractors(
     unit: np.ndarray,
     labels: np.ndarray,
-    distractors: DistractorSearch,
+    distractor_scores: np.ndarray,
     num_distractors: int,
     search: str,
     max_rank: int = MAX_RANK,
@@ -172,26 +170,23 @@ def identify_amid_distractors(
     Args:
         unit: embeddings float32 [M, D].
         labels: identity of each, int [M].
-        distractors: searches them.
-        num_distractors: entries that it searches.
+        distractor_scores: as for `identify`, of each image.
+        num_distractors: how many there are.
         search: what it is, for the report.
         max_rank: R.
 
     Raises:
         FacetrainError: no two images of one identity, or no distractors.
     """
-    if num_distractors < 1:
-        raise FacetrainError("no distractors given; without them every mate comes first")
+    _check_distractors(distractor_scores, len(unit), min(max_rank, num_distractors))
     order = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(labels[order]) != 0))
     ranks, genuine = [], []
-    num_others = min(max_rank, num_distractors)
     for images in np.split(order, starts[1:]):
         if len(images) < 2:
             continue
-        scores, _ = distractors(unit[images], num_others)
         mates = _cosines(unit[images], unit[images])
-        for probe, (others, own) in enumerate(zip(scores, mates, strict=True)):
+        for probe, (others, own) in enumerate(zip(distractor_scores[images], mates, strict=True)):
             own = np.delete(own, probe)
             # Distractors that score as high or higher, from their descending scores.
             ranks.append(1 + np.searchsorted(-others, -own, side="right"))
@@ -247,6 +242,15 @@ def detection_at_far(
         tar=len(accepted) / num_mated,
         threshold=float(threshold),
     )
+
+
+def _check_distractors(scores: np.ndarray, num_probes: int, num_best: int) -> None:
+    if num_best < 1:
+        raise FacetrainError("no distractors; without them there is nothing to search")
+    if scores.shape != (num_probes, num_best):
+        raise FacetrainError(
+            f"distractor scores {list(scores.shape)}: expected {[num_probes, num_best]}"
+        )
 
 
 def _distinct(ids: np.ndarray) -> np.ndarray:

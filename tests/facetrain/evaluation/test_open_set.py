@@ -52,7 +52,7 @@ def test_distractors_come_between_by_hand() -> None:
         np.array([0, 1]),
         at(10, 85, 30),
         np.array([0, 1, 5]),
-        distractors=lambda queries, k: build_index(others, "torch").search(queries, k),
+        distractor_scores=build_index(others, "torch").search(at(10, 85, 30), 2)[0],
         num_distractors=3,
         max_rank=2,
         far_targets=(1.0,),
@@ -98,7 +98,9 @@ def test_ranks_equal_a_loop_over_identities(
         ids,
         probes,
         probe_ids,
-        distractors=(lambda q, k: search_blocks([others[:4], others[4:]], q, k, "torch"))
+        distractor_scores=search_blocks(
+            [others[:4], others[4:]], probes, min(max_rank, 15), "torch"
+        )[0]
         if with_distractors
         else None,
         num_distractors=15 * with_distractors,
@@ -146,7 +148,9 @@ def test_megaface_protocol_equals_a_loop_over_mates() -> None:
     unit = unit_embeddings(rng.normal(size=(3, 6))[labels] + rng.normal(size=(6, 6)))
     others = unit_embeddings(rng.normal(size=(30, 6)))
     index = build_index(others, "torch")
-    result = identify_amid_distractors(unit, labels, index.search, 30, "test", max_rank=5)
+    result = identify_amid_distractors(
+        unit, labels, index.search(unit, 5)[0], 30, "test", max_rank=5
+    )
     ranks = []
     for probe in range(6):
         for mate in range(6):
@@ -167,7 +171,16 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(FacetrainError, match="3 identities for 2 gallery entries"):
         identify(index, np.array([0, 1, 2]), at(0), np.array([0]))
     with pytest.raises(FacetrainError, match="no two of one identity"):
-        identify_amid_distractors(at(0, 90), np.array([0, 1]), index.search, 2, "")
+        identify_amid_distractors(at(0, 90), np.array([0, 1]), np.zeros((2, 2)), 2, "")
     with pytest.raises(FacetrainError, match="no distractors"):
-        identify_amid_distractors(at(0, 90), np.array([0, 0]), index.search, 0, "")
+        identify_amid_distractors(at(0, 90), np.array([0, 0]), np.zeros((2, 0)), 0, "")
+    with pytest.raises(FacetrainError, match=r"distractor scores \[2, 3\]: expected \[1, 4\]"):
+        identify(
+            index,
+            np.array([0, 1]),
+            at(0),
+            np.array([0]),
+            distractor_scores=np.zeros((2, 3)),
+            num_distractors=4,
+        )
     assert cumulative_matches(np.array([1, 3, 9]), 3).tolist() == [1 / 3, 1 / 3, 2 / 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import cv2
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from facetrain.backbones import build_backbone
+from facetrain.embedder import embed_images
 from facetrain.errors import EXIT_BAD_INPUT
-from facetrain.model_files import save_model
+from facetrain.model_files import load_embedder, save_model
 from facetrain.preprocessing import Preprocessing
+from facetrain_datasets.protocols import open_pairs
 from facetrain_tools import eval as eval_command
 
 BACKBONE = "mobilefacenet_tiny"
@@ -84,8 +87,73 @@ def test_writes_report_and_results(
     assert results["flags"]["model"] == str(world["model"])
     page = (out / "report.html").read_text()
     assert "Verification of model.pt" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3
+    assert page.count('<div class="pair">') == 12  # each pair of either kind
     assert str((out / "report.html").resolve()) in capsys.readouterr().out
+
+
+def test_intervals_are_over_people(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert eval_command.main(arguments(world, "--bootstrap", "50")) == 0
+    assert "draws of 3 identities" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "runs/eval-verification/results.json").read_text())
+    low, high = figures["intervals"]["accuracy"]
+    assert low <= figures["accuracy"] <= high
+    assert eval_command.main(arguments(world, "--bootstrap", "0")) == 0
+    assert "95 % interval" not in capsys.readouterr().out
+    assert (tmp_path / "runs/eval-verification-2/report.html").exists()
+
+
+def test_features_by_name_give_what_the_model_gave(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert eval_command.main(arguments(world)) == 0
+    expected = capsys.readouterr().out.split("accuracy", 1)[1].split("report")[0]
+    pairs = open_pairs(world["pairs"], world["data"])
+    embedder = load_embedder(world["model"])
+    embeddings = embed_images(embedder, pairs.images())
+    features = tmp_path / "features.npz"
+    np.savez(features, embeddings=embeddings[::-1], names=np.array(pairs.names[::-1]))
+    for path in (features, tmp_path / "features.npy"):
+        if path.suffix == ".npy":
+            np.save(path, embeddings)
+        flags = ["verification", "--features", str(path), "--pairs", str(world["pairs"])]
+        assert eval_command.main(flags) == 0
+        assert capsys.readouterr().out.split("accuracy", 1)[1].split("report")[0] == expected
+    # Without a folder there are no pictures, but names.
+    page = (tmp_path / "runs/eval-verification-2/report.html").read_text()
+    assert 'class="pair"' not in page
+    assert "Ann/Ann_0002.jpg" in page
+    np.savez(features, embeddings=embeddings[:2], names=np.array(pairs.names[:2]))
+    assert eval_command.main([*flags[:2], str(features), *flags[3:]]) == EXIT_BAD_INPUT
+    assert "none for 7 of 9 images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["csv", "bin"])
+def test_other_lists_of_the_same_pairs_give_the_same_rates(
+    world: dict[str, Path], tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert eval_command.main(arguments(world)) == 0
+    pairs = open_pairs(world["pairs"], world["data"])
+    path = tmp_path / f"same.{kind}"
+    ends = list(zip(pairs.left, pairs.right, pairs.is_same, strict=True))
+    if kind == "csv":
+        lines = [f"{pairs.names[a]},{pairs.names[b]},{int(same)}" for a, b, same in ends]
+        path.write_text("\n".join(["left,right,same", *lines]))
+    else:
+        images = [pairs.read(row) for a, b, _ in ends for row in (a, b)]
+        path.write_bytes(pickle.dumps((images, pairs.is_same.tolist())))
+    flags = arguments({**world, "pairs": path}, "--folds", "2")
+    assert eval_command.main(flags) == 0
+    over = "identities" if kind == "csv" else "pairs, since identities are unknown"
+    assert over in capsys.readouterr().out
+    first, second = (
+        json.loads((tmp_path / f"runs/eval-verification{n}/results.json").read_text())
+        for n in ("", "-2")
+    )
+    for name in ("accuracy", "eer", "auc", "tar_at_far", "threshold_cosine"):
+        assert first[name] == second[name]
 
 
 def test_arcface_state_dict_is_evaluated_with_its_backbone(
@@ -95,10 +163,10 @@ def test_arcface_state_dict_is_evaluated_with_its_backbone(
     state = build_backbone(BACKBONE, 16).state_dict()
     torch.save(state, tmp_path / "backbone.pth")
     assert eval_command.main(arguments(world)) == 0
-    ours = capsys.readouterr().out.split("accuracy", 1)[1]
+    ours = capsys.readouterr().out.split("accuracy", 1)[1].split("report")[0]
     changed = {**world, "model": tmp_path / "backbone.pth"}
     assert eval_command.main(arguments(changed, "--backbone", BACKBONE)) == 0
-    assert capsys.readouterr().out.split("accuracy", 1)[1] == ours
+    assert capsys.readouterr().out.split("accuracy", 1)[1].split("report")[0] == ours
 
 
 def bad_input(world: dict[str, Path], kind: str) -> list[str]:
@@ -127,8 +195,10 @@ def bad_input(world: dict[str, Path], kind: str) -> list[str]:
         "no GPU": arguments(world, "--device", "cuda"),
         "wrong flag": arguments(world, "--mdoel", "x"),
         "wrong color": arguments(world, "--color", "grey"),
+        "neither": arguments({**world, "model": world["pairs"]})[:1] + arguments(world)[3:],
+        "absent thresholds": arguments(world, "--thresholds", "nowhere.json"),
         "batch of none": arguments(world, "--batch-size", "0"),
-        "wrong evaluation": ["identification"],
+        "wrong evaluation": ["identificatoin"],
     }.get(kind, arguments(world))
 
 
@@ -150,7 +220,9 @@ def bad_input(world: dict[str, Path], kind: str) -> list[str]:
         ("wrong flag", "--mdoel"),
         ("wrong color", "grey"),
         ("batch of none", "batch_size 0"),
-        ("wrong evaluation", "identification"),
+        ("wrong evaluation", "identificatoin"),
+        ("neither", "give either --model or --features"),
+        ("absent thresholds", "nowhere.json: no such file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -7,11 +7,35 @@ from collections.abc import Sequence
 from facetrain_tools.actions import module_action, run_action
 
 ACTIONS = {
-    "verification": module_action(
-        "facetrain_tools.eval.verification",
-        "--model FILE --data DIR --pairs FILE [flags]",
-        "pairs of an LFW pair list",
-    ),
+    name: module_action(f"facetrain_tools.eval.{name.replace('-', '_')}", arguments, what)
+    for name, arguments, what in (
+        (
+            "verification",
+            "--model FILE --pairs FILE [--data DIR] [flags]",
+            "listed pairs: LFW lists, tables, .bin sets",
+        ),
+        (
+            "ijb",
+            "--model FILE --meta DIR --images DIR [flags]",
+            "IJB-B and IJB-C, 1:1 and 1:N",
+        ),
+        (
+            "identification",
+            "--model FILE --gallery DATA --probes DATA [flags]",
+            "search in a gallery, with distractors",
+        ),
+        (
+            "all-pairs",
+            "--model FILE --data DATA [flags]",
+            "every image against every other, to FAR 1e-6",
+        ),
+        (
+            "calibrate",
+            "--model FILE --data DATA [--to FILE] [flags]",
+            "thresholds per FAR, to a file",
+        ),
+        ("compare", "RESULTS RESULTS", "two results side by side"),
+    )
 }
 
 

@@ -1,59 +1,53 @@
-"""`facetrain eval verification --model X --data DIR --pairs FILE`: how good a model is.
+"""`facetrain eval verification --model X --pairs FILE [--data DIR]`: are both faces of one person?
 
-Prints the accuracy, TAR at FAR with thresholds, and everything the figures depend on: colour order,
-normalisation, flip, distance, folds. With `--out` it also writes report.html and results.json.
+Pairs are an LFW list, a table of pairs or a .bin set. Prints the accuracy with its interval, TAR at
+FAR with thresholds, and everything the figures depend on: colour order, normalisation, flip,
+distance, folds. Writes report.html and results.json.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from facetrain.command import parse_flags
-from facetrain.embedder import embed_images
 from facetrain.evaluation import VerificationResult, verify
-from facetrain.model_files import load_embedder
-from facetrain.report import Facts, Figure, Section, Table, plots, write_atomically, write_page
-from facetrain.report.tables import percent, tar_table, threshold_table
-from facetrain_datasets.protocols.lfw_pairs import read_lfw_pairs
-from facetrain_tools.progress import progress
-
-REPORT_FILE = "report.html"
-RESULTS_FILE = "results.json"
+from facetrain.evaluation.bootstrap import DEFAULT_REPLICATES, Bootstrap, Interval, bootstrap
+from facetrain.evaluation.extremes import worst_pairs
+from facetrain.evaluation.metrics import FAR_TARGETS
+from facetrain.evaluation.thresholds import AppliedThreshold, Thresholds
+from facetrain.report import Facts, Figure, Section, Table, curves
+from facetrain.report.tables import far_text, percent, tar_table, threshold_table
+from facetrain_datasets.protocols import PairSet, open_pairs
+from facetrain_tools.embedding import EmbeddingFlags, embed
+from facetrain_tools.eval.sections import curve_figures, print_blocks, results, worst_sections
+from facetrain_tools.output import output_folder, write_report
 
 _DEFAULT_FOLDS = 10
 
 
-@dataclass(frozen=True)
-class VerificationFlags:
-    """Verify the pairs of an LFW pair list: are both faces of one person?"""
+@dataclass(frozen=True, kw_only=True)
+class VerificationFlags(EmbeddingFlags):
+    """Verify listed pairs: are both faces of one person?"""
 
-    model: Path
-    """An .onnx file, the model.pt of a run, a run folder, or (with --backbone) a state dict."""
-    data: Path
-    """Folder of aligned 112x112 images, one folder per person."""
     pairs: Path
-    """Pair list in LFW's format, such as pairs.txt."""
-    flip: bool = False
-    """Add the embedding of the mirrored face."""
-    color: Literal["rgb", "bgr"] | None = None
-    """Channel order the model is fed; default: what its file says, RGB where it says nothing."""
-    backbone: str | None = None
-    """Name of the backbone when --model is a state dict of arcface_torch."""
+    """An LFW list such as pairs.txt, a table left,right,same, or a .bin set."""
+    data: Path | None = None
+    """Folder that the names in the list start from; a .bin set has its own images."""
     folds: int | None = None
     """Folds of the accuracy; default: the list's, 10 where it has none."""
-    batch_size: int = 64
-    """Images per forward pass."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs; auto is a GPU where there is one that can run it."""
-    allow_grey: bool = False
-    """Take grey images, their one channel repeated; otherwise they are refused."""
+    far: tuple[float, ...] = FAR_TARGETS
+    """FARs to report TAR at."""
+    far_rule: Literal["honest", "nearest"] = "honest"
+    """TAR at the largest FAR that is at most the target, or at the one nearest to it."""
+    thresholds: Path | None = None
+    """A file of `facetrain eval calibrate`; its thresholds are applied to these pairs."""
+    bootstrap: int = DEFAULT_REPLICATES
+    """Draws for the 95 % intervals; 0 for none."""
     out: Path | None = None
-    """Folder for report.html and results.json."""
+    """Folder for report.html and results.json; default: a new one under runs/."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,56 +58,60 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_verification(flags: VerificationFlags) -> int:
-    """Evaluates, prints, and writes the report if asked to; the exit code.
+    """Evaluates, prints, and writes the report; the exit code.
 
     Raises:
         FacetrainError, DatasetError: bad input, in one line.
     """
-    pair_list = read_lfw_pairs(flags.pairs)
-    pairs = pair_list.resolve(flags.data)
-    embedder = load_embedder(
-        flags.model,
-        device=flags.device,
-        color=flags.color,
-        backbone=flags.backbone,
-    )
-    images = pairs.images(
-        image_size=embedder.preprocessing.image_size,
-        allow_grey=flags.allow_grey,
-    )
-    started = time.perf_counter()
-    with progress("embedding", len(images)) as done:
-        embeddings = embed_images(
-            embedder, images, batch_size=flags.batch_size, flip=flags.flip, progress=done
-        )
-    images_per_s = len(images) / (time.perf_counter() - started)
+    thresholds = None if flags.thresholds is None else Thresholds.load(flags.thresholds)
+    pairs = open_pairs(flags.pairs, flags.data)
+    folder = output_folder("eval-verification", flags.out)
+    embedded = embed(flags, pairs.images(), pairs.names)
     num_folds = flags.folds
     if num_folds is None:
         num_folds = pairs.num_folds if pairs.num_folds > 1 else _DEFAULT_FOLDS
-    result = verify(embeddings, pairs.left, pairs.right, pairs.is_same, num_folds)
-    facts = Facts(
-        {
-            "model": f"{flags.model} ({embedder.describe()})",
-            "pairs": f"{flags.pairs} ({len(pairs):,} pairs of {len(images):,} images)",
-            "preprocessing": embedder.preprocessing.describe(),
-            "flip": "f(x) + f(mirrored x)" if flags.flip else "no",
-            "distance": "squared L2 of unit embeddings, d = 2 - 2 cos",
-            "folds": f"{num_folds}, {result.fold_rule}",
-            "speed": f"{images_per_s:,.0f} img/s",
-        }
+    result = verify(
+        embedded.embeddings,
+        pairs.left,
+        pairs.right,
+        pairs.is_same,
+        num_folds,
+        flags.far,
+        flags.far_rule,
     )
-    print(
-        "\n\n".join(
-            [
-                facts.to_text(),
-                accuracy_table(result).to_text(),
-                threshold_table(result.scores).to_text(),
-            ]
-        )
+    facts = {
+        "pairs": f"{flags.pairs} ({len(pairs):,} pairs of {len(pairs.names):,} images)",
+        **embedded.facts,
+        "distance": "squared L2 of unit embeddings, d = 2 - 2 cos",
+        "folds": f"{num_folds}, {result.fold_rule}",
+        "FAR rule": flags.far_rule,
+    }
+    tables = [accuracy_table(result), threshold_table(result.scores)]
+    figures: dict[str, Any] = result.to_dict()
+    if flags.bootstrap:
+        intervals = _intervals(pairs, result, flags.bootstrap)
+        tables.insert(1, interval_table(result, intervals))
+        figures["intervals"] = intervals.to_dict()
+    if thresholds is not None:
+        assert flags.thresholds is not None
+        thresholds.check_usable_with(embedded.facts, flags.thresholds)
+        applied = thresholds.apply(result.scores.genuine, result.scores.impostor)
+        tables.append(applied_table(applied, flags.thresholds))
+        figures["applied_thresholds"] = [
+            {"far_target": a.far_target, "cosine": a.cosine, "far": a.far, "tar": a.tar}
+            for a in applied
+        ]
+    print_blocks([Facts(facts), *tables])
+    name = (flags.model or flags.features or flags.pairs).name
+    write_report(
+        folder,
+        f"Verification of {name}",
+        _sections(name, pairs, result, tables, facts),
+        summary=f"{percent(result.accuracy)} +- {percent(result.accuracy_std)} on "
+        f"{flags.pairs.name}",
+        flags=flags,
+        results=results("verification", facts, figures, result.scores.roc),
     )
-    if flags.out is not None:
-        write_report(flags, result, facts)
-        print(f"\nreport  {(flags.out / REPORT_FILE).resolve()}")
     return 0
 
 
@@ -136,44 +134,80 @@ def accuracy_table(result: VerificationResult) -> Table:
     )
 
 
-def write_report(flags: VerificationFlags, result: VerificationResult, facts: Facts) -> None:
-    """Writes report.html and results.json into `flags.out`."""
-    assert flags.out is not None
-    scores = result.scores
-    write_page(
-        flags.out / REPORT_FILE,
-        f"Verification of {flags.model.name}",
-        [
-            Section("Result", [accuracy_table(result), tar_table({flags.model.name: scores})]),
-            Section(
-                "Curves",
-                [
-                    Figure(
-                        plots.roc_curves({flags.model.name: scores.roc}),
-                        "ROC: share of genuine pairs accepted (TAR) over share of impostor pairs "
-                        "accepted (FAR)",
-                    ),
-                    Figure(
-                        plots.score_histogram(
-                            scores.genuine, scores.impostor, result.threshold_cosine
-                        ),
-                        "Scores of all pairs, and the threshold with the highest accuracy",
-                    ),
-                ],
+def interval_table(result: VerificationResult, intervals: Bootstrap) -> Table:
+    """Each figure with the interval of its bootstrap."""
+
+    def row(name: str, value: float | None, interval: Interval | None) -> tuple[str, str, str]:
+        if value is None or interval is None:
+            return name, "n/a", "n/a"
+        return name, percent(value), f"{percent(interval.low)} to {percent(interval.high)}"
+
+    return Table(
+        header=("figure", "value", "95 % interval"),
+        rows=[
+            row("accuracy", result.accuracy, intervals.accuracy),
+            row("EER", result.scores.eer, intervals.eer),
+            *(
+                row(f"TAR@FAR={far_text(point.far_target)}", point.tar, interval)
+                for point, interval in zip(
+                    result.scores.tar_at_far, intervals.tar_at_far, strict=True
+                )
             ),
-            Section("Thresholds", [threshold_table(scores)]),
-            Section("What was used", [facts]),
         ],
-        summary=f"{percent(result.accuracy)} +- {percent(result.accuracy_std)} on "
-        f"{flags.pairs.name}",
+        caption=f"bootstrap: {intervals.num_replicates:,} draws of {intervals.num_units:,} "
+        f"{intervals.over}",
     )
-    content = {
-        "flags": {name: _plain(value) for name, value in asdict(flags).items()},
-        "used": dict(facts.values),
-        **result.to_dict(),
-    }
-    write_atomically(flags.out / RESULTS_FILE, json.dumps(content, indent=1) + "\n")
 
 
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
+def applied_table(applied: Sequence[AppliedThreshold], path: Path) -> Table:
+    """What fixed thresholds accept of these pairs."""
+    return Table(
+        header=("made for FAR", "cosine >=", "squared L2 <=", "TAR", "FAR"),
+        rows=[
+            (
+                far_text(a.far_target),
+                f"{a.cosine:.4f}",
+                f"{2.0 - 2.0 * a.cosine:.4f}",
+                percent(a.tar),
+                far_text(a.far),
+            )
+            for a in applied
+        ],
+        caption=f"thresholds of {path}, applied to these pairs as they are",
+    )
+
+
+def _intervals(pairs: PairSet, result: VerificationResult, num_replicates: int) -> Bootstrap:
+    if pairs.identities is None:
+        return bootstrap(result, num_replicates=num_replicates)
+    left, right = pairs.identities[pairs.left], pairs.identities[pairs.right]
+    return bootstrap(result, left, right, num_replicates=num_replicates)
+
+
+def _sections(
+    name: str,
+    pairs: PairSet,
+    result: VerificationResult,
+    tables: Sequence[Table],
+    facts: dict[str, str],
+) -> list[Section]:
+    scores = result.scores
+    worst = worst_pairs(result.cosines, pairs.left, pairs.right, pairs.is_same)
+    readable = pairs.encoded is not None or pairs.root is not None
+    return [
+        Section("Result", [tables[0], tar_table({name: scores}), *tables[1:]]),
+        Section(
+            "Curves",
+            [
+                *curve_figures({name: scores.roc}),
+                Figure(
+                    curves.score_histogram(
+                        scores.genuine, scores.impostor, result.threshold_cosine
+                    ),
+                    "Scores of all pairs, and the threshold with the highest accuracy",
+                ),
+            ],
+        ),
+        *worst_sections(worst, pairs.names, pairs.read if readable else None),
+        Section("What was used", [Facts(facts)]),
+    ]

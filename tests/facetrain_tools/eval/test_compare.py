@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from facetrain.errors import EXIT_BAD_INPUT
+from facetrain_tools import eval as eval_command
+
+
+@pytest.fixture
+def two(features: Path) -> tuple[str, str]:
+    for out, far in (("a", "0.1"), ("b", "0.2")):
+        flags = ["all-pairs", "--features", str(features), "--out", out, "--far", far, "1e-9"]
+        assert eval_command.main(flags) == 0
+    content = json.loads(Path("b/results.json").read_text())
+    content["eer"] += 0.25
+    content["used"]["flip"] = "yes"
+    Path("b/results.json").write_text(json.dumps(content))
+    return "a", "b/results.json"
+
+
+def test_figures_stand_side_by_side(
+    two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert eval_command.main(["compare", *two]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (eer,) = [line.split() for line in lines if line.startswith("eer ")]
+    assert eer[-1] == "+0.250000"
+    assert float(eer[2]) == pytest.approx(float(eer[1]) + 0.25, abs=1e-6)
+    (measurable,) = [line.split() for line in lines if line.startswith("tar_at_far 1e-1 ")][:1]
+    assert measurable[-1] == "n/a"  # only A has this target
+    assert any(line.split() == ["tar_at_far", "1e-9", "n/a", "n/a"] for line in lines)
+    assert any(line.split() == ["flip", "-", "yes"] for line in lines)
+    page = Path("runs/eval-compare/report.html").read_text()
+    assert page.count("<svg") == 2
+    assert json.loads(Path("runs/eval-compare/results.json").read_text())["action"] == "compare"
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (None, "no such file"),
+        ("{", "not a readable results.json"),
+        ("[]", "no results of facetrain eval"),
+        ('{"systems": 1}', "no results of facetrain eval"),
+        ('{"action": "ijb", "used": {}}', "is of eval all-pairs, c/results.json of eval ijb"),
+    ],
+)
+def test_other_files_are_one_line(
+    two: tuple[str, str], content: str | None, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("c").mkdir()
+    if content is not None:
+        Path("c/results.json").write_text(content)
+    assert eval_command.main(["compare", two[0], "c"]) == EXIT_BAD_INPUT
+    assert names in capsys.readouterr().err

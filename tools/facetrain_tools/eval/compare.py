@@ -1,0 +1,159 @@
+"""`facetrain eval compare A B`: the figures of two evaluations side by side.
+
+A and B are results.json files, or the folders that hold them, of the same kind of evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from facetrain.command import parse_flags
+from facetrain.errors import FacetrainError
+from facetrain.evaluation.metrics import Roc
+from facetrain.report import Section, Table
+from facetrain.report.tables import far_text
+from facetrain_tools.eval.sections import curve_figures, print_blocks, results
+from facetrain_tools.output import RESULTS_FILE, output_folder, write_report
+
+#: Parts of results.json that are no figures to compare.
+_APART = frozenset({"flags", "used", "action", "curve", "intervals"})
+_SHOWN_RANKS = frozenset({"1", "5", "10"})
+
+
+@dataclass(frozen=True)
+class CompareFlags:
+    """Two evaluations side by side."""
+
+    first: tyro.conf.Positional[Path]
+    """results.json, or its folder."""
+    second: tyro.conf.Positional[Path]
+    """results.json of the same kind of evaluation, or its folder."""
+    out: Path | None = None
+    """Folder for report.html and results.json; default: a new one under runs/."""
+
+
+@dataclass(frozen=True)
+class _Result:
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        return dict(_flat({k: v for k, v in self.content.items() if k not in _APART}))
+
+    def roc(self) -> Roc | None:
+        """The curve as far as it was kept."""
+        curve = self.content.get("curve")
+        if curve is None:
+            return None
+        far, tar = (np.array(curve[name], dtype=np.float64) for name in ("far", "tar"))
+        counts = self.content.get("verification", self.content)
+        return Roc(
+            np.full(len(far), np.nan), far, tar, counts["num_genuine"], counts["num_impostor"]
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`facetrain eval compare` with the flags given; the exit code."""
+    return run_compare(parse_flags(CompareFlags, arguments, "facetrain eval compare"))
+
+
+def run_compare(flags: CompareFlags) -> int:
+    """Prints both, and writes the report; the exit code.
+
+    Raises:
+        FacetrainError: a file that cannot be read, or results of two kinds.
+    """
+    first, second = (_read(path) for path in (flags.first, flags.second))
+    actions = [result.content["action"] for result in (first, second)]
+    if actions[0] != actions[1]:
+        raise FacetrainError(
+            f"{first.path} is of eval {actions[0]}, {second.path} of eval {actions[1]}; compare "
+            "results of one kind"
+        )
+    folder = output_folder("eval-compare", flags.out)
+    tables = [figure_table(first.figures, second.figures)]
+    used = [result.content["used"] for result in (first, second)]
+    differing = sorted({*used[0], *used[1]})
+    rows = [
+        (name, str(used[0].get(name, "-")), str(used[1].get(name, "-")))
+        for name in differing
+        if used[0].get(name) != used[1].get(name)
+    ]
+    if rows:
+        tables.append(Table(("differs in", "A", "B"), rows))
+    print_blocks([Table(("", "file"), [("A", str(first.path)), ("B", str(second.path))]), *tables])
+    sections = [Section("Figures", tables)]
+    rocs = {name: result.roc() for name, result in (("A", first), ("B", second))}
+    if kept := {name: roc for name, roc in rocs.items() if roc is not None}:
+        sections.append(Section("Curves", curve_figures(kept)))
+    write_report(
+        folder,
+        f"Two evaluations: {actions[0]}",
+        sections,
+        summary=f"A is {first.path}, B is {second.path}",
+        flags=flags,
+        results=results(
+            "compare",
+            {"first": str(first.path), "second": str(second.path)},
+            {"figures": {"A": first.figures, "B": second.figures}},
+        ),
+    )
+    return 0
+
+
+def figure_table(first: Mapping[str, float | None], second: Mapping[str, float | None]) -> Table:
+    """Every figure of either, and the difference where both have it."""
+    rows = []
+    for name in [*first, *(name for name in second if name not in first)]:
+        a, b = first.get(name), second.get(name)
+        difference = "" if a is None or b is None else _number(b - a, signed=True)
+        rows.append((name, _number(a), _number(b), difference))
+    return Table(("figure", "A", "B", "B - A"), rows, "n/a: not measurable, or not in the file")
+
+
+def _number(value: float | None, signed: bool = False) -> str:
+    if value is None:
+        return "n/a"
+    sign = "+" if signed and value > 0 else ""
+    return sign + (f"{value:,}" if isinstance(value, int) else f"{value:.6f}")
+
+
+def _flat(content: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
+    """Names and values of the numbers in nested content."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            if name.endswith("rank") and key not in _SHOWN_RANKS:
+                continue
+            yield from _flat(value, f"{name} {key}".strip())
+    elif isinstance(content, list):
+        for point in content:
+            if isinstance(point, Mapping) and "far_target" in point:
+                target = f"{name} {far_text(point['far_target'])}"
+                yield target, point.get("tar")
+                threshold = point.get("threshold", point.get("cosine"))
+                if threshold is not None:
+                    yield f"{target} threshold", threshold
+    elif content is None or (isinstance(content, (int, float)) and not isinstance(content, bool)):
+        yield name, content
+
+
+def _read(path: Path) -> _Result:
+    file = path / RESULTS_FILE if path.is_dir() else path
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FacetrainError(f"{file}: no such file; name a {RESULTS_FILE} or its folder") from None
+    except (ValueError, RecursionError) as error:
+        raise FacetrainError(f"{file}: not a readable {RESULTS_FILE} ({error})") from None
+    known = isinstance(content, dict) and isinstance(content.get("used"), dict)
+    if not known or not isinstance(content.get("action"), str):
+        raise FacetrainError(f"{file}: no results of facetrain eval; name a {RESULTS_FILE} of one")
+    return _Result(file, content)
