@@ -130,14 +130,7 @@ def check_images(
     Raises:
         DatasetError: `limit` below 1.
     """
-    if limit < 1:
-        raise DatasetError(f"limit is {limit}; allowed: 1 or more images to check")
-    num_images = len(source)
-    if num_images <= limit:
-        indices = np.arange(num_images)
-    else:
-        generator = np.random.default_rng(seed)
-        indices = np.sort(generator.choice(num_images, limit, replace=False, shuffle=False))
+    indices = sample_indices(len(source), limit, seed)
 
     def check(chunk: np.ndarray) -> list[BadImage]:
         bad = []
@@ -152,3 +145,17 @@ def check_images(
     chunks = [indices[start : start + _CHUNK] for start in range(0, len(indices), _CHUNK)]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         return [bad for found in pool.map(check, chunks) for bad in found]
+
+
+def sample_indices(num_images: int, limit: int, seed: int) -> np.ndarray:
+    """All of `num_images` indices, or `limit` chosen by the seed when there are more; ascending.
+
+    Raises:
+        DatasetError: `limit` below 1.
+    """
+    if limit < 1:
+        raise DatasetError(f"limit is {limit}; allowed: 1 or more images to check")
+    if num_images <= limit:
+        return np.arange(num_images)
+    generator = np.random.default_rng(seed)
+    return np.sort(generator.choice(num_images, limit, replace=False, shuffle=False))

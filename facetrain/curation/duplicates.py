@@ -47,7 +47,8 @@ def exact_pairs(digests: np.ndarray) -> DuplicatePairs:
     """
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     sorted_ = digests[order]
-    begins = np.concatenate([[True], (sorted_[1:] != sorted_[:-1]).any(axis=1)])
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (sorted_[1:] != sorted_[:-1]).any(axis=1)
     # lexsort is stable, so the first of each run is the first image.
     first_of_run = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
     first, second = first_of_run[~begins], order[~begins]

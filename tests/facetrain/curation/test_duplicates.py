@@ -32,6 +32,7 @@ def test_exact_copies_are_paired_with_their_first() -> None:
     digests = np.array([(5, 1), (2, 2), (5, 1), (5, 2), (2, 2), (5, 1)], np.uint64)
     assert pairs_of(exact_pairs(digests)) == [(0, 2), (1, 4), (0, 5)]
     assert pairs_of(exact_pairs(np.arange(12, dtype=np.uint64).reshape(-1, 2))) == []
+    assert pairs_of(exact_pairs(np.empty((0, 2), np.uint64))) == []
 
 
 @pytest.mark.parametrize(

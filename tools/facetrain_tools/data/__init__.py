@@ -17,6 +17,31 @@ ACTIONS = {
         "FROM TO [--format NAME]",
         "from any format to any other, verified",
     ),
+    "inspect": module_action(
+        "facetrain_tools.data.inspect",
+        "PATH [flags]",
+        "identities, images, sizes, broken files",
+    ),
+    "dedupe": module_action(
+        "facetrain_tools.data.dedupe",
+        "PATH [--model FILE | --features FILE]",
+        "photographs that are there more than once",
+    ),
+    "overlap": module_action(
+        "facetrain_tools.data.overlap",
+        "A B --model FILE | --features FILE FILE",
+        "people who are in both of two sets",
+    ),
+    "clean": module_action(
+        "facetrain_tools.data.clean",
+        "PATH --model FILE | --features FILE",
+        "wrong labels, split and merged identities, to review",
+    ),
+    "select": module_action(
+        "facetrain_tools.data.select",
+        "FROM TO --without LIST ...",
+        "a set without what reviewed lists name",
+    ),
 }
 
 

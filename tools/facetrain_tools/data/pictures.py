@@ -33,3 +33,8 @@ def picture_of(source: FaceSource, index: int, note: str = "") -> Picture:
     identity = source.identities[source.labels.item(index)]
     shown = name if name.startswith(identity) else f"{identity}/{name}"
     return read_picture(lambda: source.read(index), f"{shown} {note}".rstrip())
+
+
+def shown_of(title: str, count: int, limit: int) -> str:
+    """A heading with how many there are, and how many of them follow where that is not all."""
+    return f"{title} ({count:,}" + (f", the first {limit} shown)" if count > limit else ")")
