@@ -153,6 +153,19 @@ def test_forked_processes_share_open_files(data: Path, build: Builder) -> None:
         assert pool.map(faces.read, [0, 2, 3] * 50) == [b"one", b"three", b"four"] * 50
 
 
+def test_processes_that_build_at_once_get_the_same(data: Path, build: Builder) -> None:
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        jobs = [pool.apply_async(_read_anew, (data, build)) for _ in range(40)]
+        assert all(job.get(timeout=60) == IMAGES for job in jobs)
+    assert sorted(file.name for file in data.parent.iterdir()) == ["faces.bin", "faces.bin.index"]
+
+
+def _read_anew(data: Path, build: Builder) -> list[bytes]:
+    data.with_name("faces.bin.index").unlink(missing_ok=True)
+    faces = _open(data, build)
+    return [faces.read(index) for index in range(4)]
+
+
 def test_file_cut_while_in_use_is_named(data: Path, build: Builder) -> None:
     faces = _open(data, build)
     os.truncate(data, 5)

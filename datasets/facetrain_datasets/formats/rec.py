@@ -10,7 +10,7 @@ one beyond that, and class ids that large are neither read nor written.
 
 from __future__ import annotations
 
-from array import array
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,17 +134,14 @@ def _lying(idx: Path, found: str) -> DatasetError:
 
 
 def _read_idx(idx: Path) -> tuple[np.ndarray, np.ndarray]:
-    keys, starts = array("q"), array("q")
-    with idx.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                key, start = map(int, line.split())
-                keys.append(key)
-                starts.append(start)
-            except (ValueError, OverflowError):
-                found = line[:60].decode(errors="replace").strip()
-                raise _lying(idx, f"expected 'key byte' on line {number}, not {found!r}") from None
-    return np.frombuffer(keys, np.int64), np.frombuffer(starts, np.int64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as that of an empty file
+            lines = np.loadtxt(idx, np.int64, comments=None, ndmin=2, encoding="latin-1")
+        keys, starts = lines.T
+    except (ValueError, Warning) as error:
+        raise _lying(idx, f"not lines of 'key byte' ({error})") from None
+    return keys, starts
 
 
 def _images(keys: np.ndarray, records: np.ndarray) -> np.ndarray:

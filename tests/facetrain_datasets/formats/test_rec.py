@@ -105,9 +105,12 @@ def test_path_may_be_the_rec_the_idx_or_the_folder(
         ("1\t0\n2\t36\n", r"2 lines for the 6 records of train.rec"),
         ("1\t4\n", r"byte 4 on line 1 is not where a record of train.rec begins"),
         ("1\t0\n2\t1000\n", r"byte 1000 on line 2 lies behind the end of train.rec"),
-        ("1\t0\n2\n", r"expected 'key byte' on line 2, not '2'"),
-        ("1\t99999999999999999999\n", r"expected 'key byte' on line 1"),
-        ("\xff\xfe", r"expected 'key byte' on line 1"),
+        ("1\t0\n2\n", r"not lines of 'key byte' \(.* at row 2"),
+        ("1\n2\n", r"not lines of 'key byte'"),
+        ("1\t99999999999999999999\n", r"not lines of 'key byte' \(could not convert"),
+        ("1\t0.5\n", r"not lines of 'key byte'"),
+        ("\xff\xfe", r"not lines of 'key byte'"),
+        ("", r"not lines of 'key byte'"),
     ],
 )
 def test_idx_that_lies_is_named(
