@@ -12,6 +12,7 @@ import torch
 from facetrain.backbones import build_backbone
 from facetrain.model_files import save_model
 from facetrain.preprocessing import Preprocessing
+from facetrain.report import curves
 
 BACKBONE = "mobilefacenet_tiny"
 PEOPLE = ("Ann", "Bob", "Cyd", "Dan", "Eve")
@@ -20,6 +21,21 @@ PEOPLE = ("Ann", "Bob", "Cyd", "Dan", "Eve")
 @pytest.fixture(autouse=True)
 def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # results go to runs/ in the current folder
+
+
+@pytest.fixture(autouse=True)
+def _empty_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing is most of the time of a small evaluation; ask for `real_plots` to have it."""
+    if "real_plots" not in request.fixturenames:
+        for name in ("roc", "det", "cmc", "dir"):
+            monkeypatch.setattr(curves, f"{name}_curves", lambda *_: b"<svg></svg>")
+        for name in ("score", "count"):
+            monkeypatch.setattr(curves, f"{name}_histogram", lambda *_: b"<svg></svg>")
+
+
+@pytest.fixture
+def real_plots() -> None:
+    """Asked for by a test whose pages have their plots."""
 
 
 @pytest.fixture

@@ -50,10 +50,12 @@ def test_figures_stand_side_by_side(
     ],
 )
 def test_other_files_are_one_line(
-    two: tuple[str, str], content: str | None, names: str, capsys: pytest.CaptureFixture[str]
+    content: str | None, names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("a").mkdir()
+    Path("a/results.json").write_text('{"action": "all-pairs", "used": {}}')
     Path("c").mkdir()
     if content is not None:
         Path("c/results.json").write_text(content)
-    assert eval_command.main(["compare", two[0], "c"]) == EXIT_BAD_INPUT
+    assert eval_command.main(["compare", "a", "c"]) == EXIT_BAD_INPUT
     assert names in capsys.readouterr().err

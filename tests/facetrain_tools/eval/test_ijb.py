@@ -57,6 +57,7 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows.npy"
 
 
+@pytest.mark.usefixtures("real_plots")
 def test_both_tasks_from_features(
     meta: Path, rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ def test_prints_accuracy_thresholds_and_what_was_used(
         assert expected in text
 
 
+@pytest.mark.usefixtures("real_plots")
 def test_writes_report_and_results(
     world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
