@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.formats.file_faces import FileFaces
 from facetrain_datasets.formats.writing import image_suffix
 from facetrain_datasets.packed_strings import PackedStrings, StringPacker
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".pgm", ".ppm"})
 
 
-class ImageFolder:
+class ImageFolder(FileFaces):
     """The images under `root`; class ids and image indices follow the sorted names.
 
     Hidden entries, files beside the identity folders and files of other kinds
@@ -85,17 +86,8 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self._names)
 
-    def path(self, index: int) -> Path:
-        """The file of image `index`."""
-        return self.root / self.identities[self.labels.item(index)] / self._names[index]
-
-    def read(self, index: int) -> bytes:
-        """The bytes of the file of image `index`."""
-        return self.path(index).read_bytes()
-
-    def describe(self, index: int) -> str:
-        """The file name of image `index`."""
-        return str(self.path(index))
+    def _file(self, index: int) -> str:
+        return f"{self.root}/{self.identities[self.labels.item(index)]}/{self._names[index]}"
 
 
 def _identity_folders(root: Path) -> list[str]:

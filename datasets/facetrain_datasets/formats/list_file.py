@@ -17,6 +17,7 @@ from typing import TextIO
 
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.formats.class_labels import ClassLabels
+from facetrain_datasets.formats.file_faces import FileFaces
 from facetrain_datasets.formats.identity_names import NAMES_FILE
 from facetrain_datasets.formats.image_folder import FolderWriter, ImageFolder
 from facetrain_datasets.image_index import ImageIndex, Progress, open_index, replaced_file
@@ -29,7 +30,7 @@ _MAX_HEADER_CHARACTERS = 10_000
 Row = tuple[str, int | str]  # path, label
 
 
-class ListedFaces:
+class ListedFaces(FileFaces):
     """A `FaceSource` over image files that a list names.
 
     Args:
@@ -49,17 +50,8 @@ class ListedFaces:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def path(self, index: int) -> Path:
-        """The file of image `index`."""
-        return self._folder / self._index.names[index]
-
-    def read(self, index: int) -> bytes:
-        """The bytes of the file of image `index`."""
-        return self.path(index).read_bytes()
-
-    def describe(self, index: int) -> str:
-        """The file name of image `index`."""
-        return str(self.path(index))
+    def _file(self, index: int) -> str:
+        return os.path.join(self._folder, self._index.names[index])  # noqa: PTH118 (hot)
 
 
 def open_list(path: Path, progress: Progress | None = None) -> ListedFaces:

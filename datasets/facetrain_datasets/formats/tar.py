@@ -23,6 +23,7 @@ from facetrain_datasets.formats.identity_names import NAMES_FILE, write_identity
 from facetrain_datasets.formats.image_folder import IMAGE_SUFFIXES
 from facetrain_datasets.formats.index_builder import IndexBuilder
 from facetrain_datasets.formats.shards import shard_files
+from facetrain_datasets.formats.tar_members import plain_members
 from facetrain_datasets.formats.writing import image_suffix
 from facetrain_datasets.image_index import ImageIndex, Progress, open_index, replaced_file
 from facetrain_datasets.indexed_faces import IndexedFaces
@@ -30,7 +31,6 @@ from facetrain_datasets.indexed_faces import IndexedFaces
 _LABEL_SUFFIXES = (".cls", ".json", ".txt")
 _LABEL_KEYS = ("label", "identity", "class")
 _MAX_LABEL_BYTES = 1 << 20
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def open_tar(path: Path, progress: Progress | None = None) -> IndexedFaces:
@@ -72,9 +72,11 @@ def _build_index(shards: Sequence[Path], progress: Progress | None) -> ImageInde
 def _samples(shard: Path) -> Iterator[tuple[tarfile.TarInfo, int | str | None]]:
     """Each image of a shard, and the label that lies beside it, if any."""
     with shard.open("rb") as file:
-        for key, group in itertools.groupby(_members(shard, file), lambda m: _split(m.name)[0]):
-            beside = {_split(member.name)[1]: member for member in group}
-            images = [beside[suffix] for suffix in beside if suffix in IMAGE_SUFFIXES]
+        members = plain_members(shard, file)
+        for key, group in itertools.groupby(members, lambda member: _split(member.name)[0]):
+            sample = [(_split(member.name)[1], member) for member in group]
+            images = [member for suffix, member in sample if suffix in IMAGE_SUFFIXES]
+            beside = dict(sample)
             if len(images) > 1:
                 raise DatasetError(f"{shard}: {key}: several images of one name; rename them")
             if images:
@@ -135,81 +137,6 @@ def _folder(image: tarfile.TarInfo, where: str) -> str:
             f"add a .cls beside it or put it into a folder named after its identity"
         )
     return folder
-
-
-class _Header(tarfile.TarInfo):
-    """Reads of an ordinary file's header what is needed here, in a third of the time."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes, encoding: str | None, errors: str) -> tarfile.TarInfo:
-        is_ordinary = len(buf) == tarfile.BLOCKSIZE and buf[156:157] == tarfile.REGTYPE
-        if not is_ordinary or buf[345]:  # the name goes on there
-            return super().frombuf(buf, encoding, errors)
-        if int(buf[148:156].strip(b" \0"), 8) != sum(buf[:148]) + 8 * ord(" ") + sum(buf[156:]):
-            raise tarfile.HeaderError("bad checksum")
-        header = cls(buf[:100].partition(b"\0")[0].decode(encoding or "utf-8", errors))
-        header.size = int(buf[124:136].strip(b" \0") or b"0", 8)
-        return header
-
-
-def _members(shard: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """The plain files of a tar.
-
-    `TarFile.next` takes a damaged header for the end of the archive, so headers are read here.
-    """
-    size = shard.stat().st_size
-    _refuse_compressed(shard, file.read(8))
-    archive: tarfile.TarFile | None = None
-    position = 0
-    while True:
-        file.seek(position)
-        try:
-            if archive is None:
-                archive = tarfile.TarFile(fileobj=file)
-                file.seek(0)
-            member = _Header.fromtarfile(archive)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
-            return
-        except (tarfile.TarError, ValueError, ArithmeticError, RecursionError) as error:
-            raise _damaged(shard, position, str(error)) from None
-        end = archive.offset
-        if member.size < 0 or not position < end <= size:
-            raise _damaged(shard, position, f"a member of {member.size} bytes")
-        position = end
-        if _is_plain(shard, member):
-            yield member
-
-
-def _damaged(shard: Path, position: int, reason: str) -> DatasetError:
-    return DatasetError(
-        f"{shard}: cut, damaged or no tar: {reason} at byte {position}; restore the file"
-    )
-
-
-def _refuse_compressed(shard: Path, head: bytes) -> None:
-    kind = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
-    if kind is not None:
-        raise DatasetError(
-            f"{shard}: compressed with {kind}; images are read in place, so uncompress it first "
-            f"(compression gains nothing on JPEG)"
-        )
-
-
-def _is_plain(shard: Path, member: tarfile.TarInfo) -> bool:
-    """Whether a member is a file to look at; those that could do harm elsewhere are refused."""
-    name = member.name
-    if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
-        raise DatasetError(
-            f"{shard}: member {name!r} leads out of the folder; the shard is not to be trusted"
-        )
-    if member.isdir():
-        return False
-    if not member.isreg() or member.issparse():
-        raise DatasetError(
-            f"{shard}: member {name!r} is a link, a device or a sparse file; "
-            f"write the shard anew with plain files (tar --dereference --hard-dereference)"
-        )
-    return not name.rpartition("/")[2].startswith(".")
 
 
 class TarWriter:

@@ -139,6 +139,7 @@ def test_member_that_cannot_be_trusted_or_used_is_named(
         ([("a.jpg", b"x"), ("a.json", b'{"label": true}')], r"a.json: no label or identity"),
         ([("a.jpg", b"x"), ("a.json", b'{"label": -4}')], r"a.jpg: label -4; allowed: class ids"),
         ([("a.jpg", b"x"), ("a.png", b"x"), ("a.cls", b"0")], r"a: several images of one name"),
+        ([("p/a.jpg", b"x"), ("p/a.jpg", b"y")], r"p/a: several images of one name"),
         ([("a.cls", b"0"), ("b.jpg", b"x")], r"a.cls: a label without its image beside it"),
         ([("a.jpg", b"x"), ("a.cls", b"0"), ("p/b.jpg", b"x")], r"b.jpg: no label beside it"),
         ([("p/b.jpg", b"x"), ("p/c.jpg", b"x"), ("p/c.cls", b"0")], r"c.jpg: a label beside it"),
@@ -181,6 +182,13 @@ def test_shard_cut_anywhere_or_damaged_is_named(write_tar: WriteTar, tmp_path: P
         open_faces(path)
     path.write_bytes(whole[: end + 512])
     assert len(open_faces(path)) == 2
+
+
+def test_joined_archives_are_refused(write_tar: WriteTar) -> None:
+    path = write_tar(("p/a.jpg", b"a"))
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(DatasetError, match=r"a.tar: goes on after its end: .* --concatenate"):
+        open_faces(path)
 
 
 def test_written_shards_are_samples_with_class_ids(tmp_path: Path) -> None:
