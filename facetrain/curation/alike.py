@@ -36,7 +36,7 @@ def split_identities(centers: Centers, index: SearchIndex, threshold: float) -> 
     Args:
         centers: of the set.
         index: over `centers.unit()`.
-        threshold: see `same_person`; each identity is paired with its 7 nearest at most.
+        threshold: such as `Levels.same_person`; each identity is paired with its 7 nearest at most.
     """
     left, right, cosines = _pairs(index.embeddings, index, threshold)
     once = left < right
@@ -63,7 +63,8 @@ def shared_identities(
         left: of the first set.
         right: of the second set.
         right_index: over `right.unit()`.
-        threshold: see `same_person`; each identity is paired with the 8 nearest at most.
+        threshold: such as `Levels.perhaps_same_person`; each identity is paired with its 8
+            nearest at most.
     """
     rows, found, cosines = _pairs(left.unit(), right_index, threshold)
     return _sorted(left.present[rows], right.present[found], cosines)

@@ -35,15 +35,18 @@ class Centers:
         return unit_embeddings(self.sums[self.present])
 
 
-def unit_blocks(embeddings: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """The rows brought to length 1, block by block.
+def unit_blocks(
+    embeddings: np.ndarray, rows: np.ndarray | None = None
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """All embeddings, or those of `rows`, brought to length 1, block by block.
 
     Raises:
         FacetrainError: a row that is zero, NaN or infinite.
     """
-    for start in range(0, len(embeddings), _ROWS_PER_BLOCK):
-        rows = slice(start, min(start + _ROWS_PER_BLOCK, len(embeddings)))
-        yield rows, unit_embeddings(embeddings[rows])
+    num_rows = len(embeddings) if rows is None else len(rows)
+    for start in range(0, num_rows, _ROWS_PER_BLOCK):
+        block = slice(start, min(start + _ROWS_PER_BLOCK, num_rows))
+        yield block, unit_embeddings(embeddings[block if rows is None else rows[block]])
 
 
 def identity_centers(

@@ -62,7 +62,7 @@ def near_pairs(
     read_image: Callable[[int], np.ndarray],
     *,
     min_cosine: float = 0.88,
-    min_agreement: float = 0.95,
+    min_agreement: float = 0.93,
     max_copies: int = 16,
     progress: Callable[[int], None] | None = None,
 ) -> DuplicatePairs:

@@ -57,6 +57,11 @@ class Levels:
         return self.nearest.above(5.0)
 
     @property
+    def perhaps_same_person(self) -> float:
+        """Two identities at least this alike are to be looked at where none may be missed."""
+        return self.nearest.above(3.0)
+
+    @property
     def alike(self) -> float:
         """An image at least this like the center of an identity may be of it."""
         return self.nearest.above(2.0)

@@ -4,12 +4,14 @@ For each image: `own`, its cosine to the center of the other images of its ident
 its cosine to the nearest center of another identity. Looked at twice: what the first look suspects
 takes no part in the centers of the second, so that a wrong image does not speak for its identity.
 
-Cost: one search among C centers per image, C D numbers twice, no more.
+Cost: one search among the C centers per image, and another for those that the first look touched;
+memory for the centers, their index and a block of images.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +34,7 @@ class SuspectThresholds:
     gap: float = 0.1
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
+class Evidence(NamedTuple):
     """What speaks for and against each image's label, [N] each.
 
     Attributes:
@@ -105,13 +106,20 @@ def find_suspects(
         return evidence.is_outlier(thresholds) | is_mislabelled, is_mislabelled
 
     everyone = np.ones(len(labels), dtype=bool)
-    first, wrong = suspects(image_evidence(embeddings, labels, num_identities, everyone, backend))
+    evidence = image_evidence(embeddings, labels, num_identities, everyone, backend=backend)
+    first, wrong = suspects(evidence)
     trusted = ~first
     # Where all of an identity are suspect, those that look like nobody else speak for it, or all.
     for candidates in (~wrong, everyone):
         is_mute = np.bincount(labels[trusted], minlength=num_identities) == 0
         trusted |= is_mute[labels] & candidates
-    evidence = image_evidence(embeddings, labels, num_identities, trusted, backend)
+    # Only what was compared with a center that is another one now needs the second look.
+    changed = np.zeros(num_identities, dtype=bool)
+    changed[labels[~trusted]] = True
+    again = np.flatnonzero(changed[labels] | changed[evidence.nearest])
+    second = image_evidence(embeddings, labels, num_identities, trusted, again, backend=backend)
+    for old, new in zip(evidence, second, strict=True):
+        old[again] = new
     found, is_mislabelled = suspects(evidence)
     rows = np.flatnonzero(found)
     rows = rows[np.argsort((evidence.own - evidence.other)[rows], kind="stable")]
@@ -125,21 +133,34 @@ def image_evidence(
     labels: np.ndarray,
     num_identities: int,
     trusted: np.ndarray,
+    rows: np.ndarray | None = None,
+    *,
     backend: str = "auto",
 ) -> Evidence:
-    """Compares every image with the centers of the trusted images, bool [N], but itself."""
+    """Compares images with the centers of the trusted ones but themselves.
+
+    Args:
+        embeddings: [N, D].
+        labels: int [N].
+        num_identities: C.
+        trusted: bool [N], the images that make the centers.
+        rows: int64, the images to compare; default: all.
+        backend: search engine, see `build_index`.
+    """
     centers = identity_centers(embeddings, labels, num_identities, trusted)
     present = centers.present
     place = np.full(num_identities, -1, np.int64)
     place[present] = np.arange(len(present))
     index = build_index(centers.unit(), backend)
-    own = np.empty(len(labels), np.float32)
-    other = np.empty(len(labels), np.float32)
-    nearest = np.empty(len(labels), np.int64)
-    for rows, unit in unit_blocks(embeddings):
-        own[rows] = _own(centers, labels[rows], trusted[rows], unit)
-        scores, found = _nearest_other(index, unit, place[labels[rows]])
-        other[rows], nearest[rows] = scores, present[found]
+    num_rows = len(labels) if rows is None else len(rows)
+    own = np.empty(num_rows, np.float32)
+    other = np.empty(num_rows, np.float32)
+    nearest = np.empty(num_rows, np.int64)
+    for block, unit in unit_blocks(embeddings, rows):
+        chosen = block if rows is None else rows[block]
+        own[block] = _own(centers, labels[chosen], trusted[chosen], unit)
+        scores, found = _nearest_other(index, unit, place[labels[chosen]])
+        other[block], nearest[block] = scores, present[found]
     return Evidence(own, other, nearest)
 
 

@@ -27,7 +27,11 @@ def test_evidence_equals_the_slow_computation(
     labels[np.flatnonzero(labels == 8)[1:]] = 9  # 8 has one
     trusted = rng.random(len(labels)) < 0.8
     trusted[labels == 10] = False
-    evidence = image_evidence(people.embeddings, labels, 62, trusted, "torch")
+    evidence = image_evidence(people.embeddings, labels, 62, trusted, backend="torch")
+    some = np.array([3, 4, 99, 250, 7])
+    part = image_evidence(people.embeddings, labels, 62, trusted, some, backend="torch")
+    for whole, chosen in zip(evidence, part, strict=True):
+        np.testing.assert_array_equal(whole[some], chosen)
     unit = people.embeddings / np.linalg.norm(people.embeddings, axis=1, keepdims=True)
 
     def cosine(row: int, identity: int) -> float:

@@ -52,7 +52,7 @@ class DedupeFlags(SetFlags):
     """Folder of identities, .rec, .tar, .parquet, or list."""
     min_cosine: float = 0.88
     """Images with embeddings at least this alike may be copies, and are where"""
-    min_agreement: float = 0.95
+    min_agreement: float = 0.93
     """their pictures, small, grey, perhaps mirrored, have at least this correlation."""
 
 

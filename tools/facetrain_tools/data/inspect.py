@@ -10,7 +10,8 @@ import numpy as np
 import tyro
 
 from facetrain.command import parse_flags
-from facetrain.report import Block, Facts, PictureRow, Pictures, Section, Table, Text
+from facetrain.report import Block, Facts, Figure, PictureRow, Pictures, Section, Table, Text
+from facetrain.report.bars import bar_chart
 from facetrain.report.tables import percent
 from facetrain_datasets.inspection import ImageSurvey, LabelSurvey, survey_images, survey_labels
 from facetrain_datasets.source import FaceSource
@@ -76,7 +77,7 @@ def run_inspect(flags: InspectFlags) -> int:
         f"Inspection of {flags.path.name}",
         [
             Section("Result", [facts]),
-            Section("Images per identity", [per_identity]),
+            Section("Images per identity", [_histogram(per_identity), per_identity]),
             Section("Images", [sizes, kinds]),
             *_broken_sections(source, labels, images),
             Section("Some identities", [_sheet(source, labels, flags.seed)]),
@@ -107,6 +108,12 @@ def per_identity_table(counts: np.ndarray) -> Table:
             share = percent(chosen.sum() / counts.sum())
             rows.append((name, f"{len(chosen):,}", f"{chosen.sum():,}", share))
     return Table(("images per identity", "identities", "images", "share of images"), rows)
+
+
+def _histogram(per_identity: Table) -> Figure:
+    counts = {row[0]: int(row[1].replace(",", "")) for row in per_identity.rows}
+    drawing = bar_chart(counts, "images per identity", "identities")
+    return Figure(drawing, "Identities by the number of their images")
 
 
 def _span(low: int, high: int) -> str:

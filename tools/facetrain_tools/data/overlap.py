@@ -43,7 +43,7 @@ class OverlapFlags(SetFlags):
     """Precomputed embeddings of the second set, where --features gives those of the first."""
     threshold: float | None = None
     """Cosine of mean embeddings from which two identities are one person; default: what the most
-    alike identities within either set reach, median and five standard deviations more."""
+    alike identities within either set reach, median and three standard deviations more."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -137,9 +137,12 @@ def _threshold(
             "strangers look; give --threshold"
         )
     levels = [measure_levels(*pair) for pair in measurable]
-    highest = max(levels, key=lambda level: level.same_person)
-    told = f"cosine {highest.same_person:.3f}: {highest.describe()}; median of nearest + 5"
-    return highest.same_person, told
+    highest = max(levels, key=lambda level: level.perhaps_same_person)
+    told = (
+        f"cosine {highest.perhaps_same_person:.3f}, the nearest identities' median and three "
+        f"standard deviations ({highest.describe()})"
+    )
+    return highest.perhaps_same_person, told
 
 
 def _rows(pairs: AlikePairs) -> list[tuple[int, int, float]]:
@@ -158,10 +161,10 @@ def _review(first: FaceSource, second: FaceSource, pairs: AlikePairs) -> list[Se
                 *(picture_of(second, r, "(second)") for r in second_rows.of(right, _NUM_PICTURES)),
             ],
         )
-        for left, right, cosine in _rows(pairs)[:_NUM_PAIRS]
+        for left, right, cosine in _rows(pairs)[: -_NUM_PAIRS - 1 : -1]
     ]
     text = (
-        "The most alike come first, so what is doubtful stands at the end. Remove from "
+        "The least alike come first: the further down, the surer. Remove from "
         f"{OVERLAP_FILE} the lines of people who are two."
     )
     heading = shown_of("Pairs to review", len(pairs), _NUM_PAIRS)
