@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.errors import FacetrainError
+from facetrain.evaluation.extremes import Extremes, WorstPairs
 from facetrain.evaluation.metrics import OperatingPoint
 from facetrain.evaluation.search import SearchIndex
 
@@ -44,6 +45,8 @@ class OpenSetResult:
         cmc: float64 [R], shares of mated probes within ranks 1 .. R.
         dir_at_far: one operating point per target; `tar` is the DIR.
         search: the engine that answered, and why it did.
+        worst: probes (left) and gallery entries (right): the highest scores of an entry of another
+            identity that came first, and the lowest scores of a probe's own identity.
     """
 
     num_gallery: int
@@ -55,6 +58,7 @@ class OpenSetResult:
     cmc: np.ndarray
     dir_at_far: tuple[OperatingPoint, ...]
     search: str
+    worst: WorstPairs
 
     def dir_at(self, far_target: float) -> OperatingPoint:
         """The detection and identification rate at a target FAR."""
@@ -86,6 +90,7 @@ def identify(
     num_distractors: int = 0,
     max_rank: int = MAX_RANK,
     far_targets: Sequence[float] = FAR_TARGETS,
+    num_worst: int = 12,
 ) -> OpenSetResult:
     """Searches every probe in the gallery and among the distractors.
 
@@ -100,6 +105,7 @@ def identify(
         num_distractors: how many there are.
         max_rank: R.
         far_targets: FARs to report DIR at; they need probes who are not enrolled.
+        num_worst: false matches and misses to keep.
 
     Raises:
         FacetrainError: lengths that differ, or no probe whose identity is enrolled.
@@ -119,9 +125,10 @@ def identify(
     # As many others as matter come among these entries, however they are spread over identities.
     wanted = int((max_rank + 1) * sizes.max())
     num_best = min(wanted, len(gallery_ids))
-    own = _own_scores(index.embeddings, gallery_ids, probes, probe_ids, mated)
+    own, own_rows = _own_scores(index.embeddings, gallery_ids, probes, probe_ids, mated)
     ranks = np.empty(len(probes), dtype=np.int64)
     top = np.empty(len(probes), dtype=np.float32)
+    top_rows = np.empty(len(probes), dtype=np.int64)
     step = max(1, min(_PROBES_PER_BLOCK, _CELLS_PER_BLOCK // num_best))
     for start in range(0, len(probes), step):
         block = slice(start, start + step)
@@ -130,11 +137,16 @@ def identify(
         found = np.where(higher, gallery_ids[rows], -1)
         found[found == probe_ids[block, None]] = -1
         ranks[block] = 1 + _distinct(found)
-        top[block] = scores[:, 0]
+        top[block], top_rows[block] = scores[:, 0], rows[:, 0]
     if distractor_scores is not None:
         _check_distractors(distractor_scores, len(probes), min(max_rank, num_distractors))
         ranks += (distractor_scores >= own[:, None]).sum(axis=1)
+        top_rows[distractor_scores[:, 0] > top] = -1
         top = np.maximum(top, distractor_scores[:, 0])
+    false = np.flatnonzero((top_rows >= 0) & (gallery_ids[top_rows] != probe_ids))
+    worst = [Extremes(num_worst, highest=highest) for highest in (True, False)]
+    worst[0].add(top[false], false, top_rows[false])
+    worst[1].add(own[mated], np.flatnonzero(mated), own_rows[mated])
     ranks = np.minimum(ranks[mated], max_rank + 1)
     unmated = top[~mated]
     genuine = own[mated]
@@ -151,6 +163,7 @@ def identify(
             for target in far_targets
         ),
         search=index.describe(),
+        worst=WorstPairs(worst[0].pairs(), worst[1].pairs()),
     )
 
 
@@ -204,6 +217,7 @@ def identify_amid_distractors(
         cmc=cumulative_matches(all_ranks, max_rank),
         dir_at_far=(),
         search=search,
+        worst=WorstPairs([], []),
     )
 
 
@@ -267,8 +281,12 @@ def _own_scores(
     probes: np.ndarray,
     probe_ids: np.ndarray,
     mated: np.ndarray,
-) -> np.ndarray:
-    """Best score of each probe's own identity, float32 [P]; infinite for unmated probes."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Best score of each probe's own identity, float32 [P], and its row; infinite and -1 without.
+
+    The first row of those that score alike.
+    """
+    rows = np.full(len(probes), -1, dtype=np.int64)
     own = np.full(len(probes), np.inf, dtype=np.float32)
     order = np.argsort(gallery_ids, kind="stable")
     first, last = (
@@ -276,8 +294,10 @@ def _own_scores(
     )
     for probe in np.flatnonzero(mated):
         entries = order[first[probe] : last[probe]]
-        own[probe] = _cosines(probes[probe : probe + 1], gallery[entries]).max()
-    return own
+        scores = _cosines(probes[probe : probe + 1], gallery[entries])[0]
+        rows[probe] = entries[scores.argmax()]
+        own[probe] = scores.max()
+    return own, rows
 
 
 def _cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:

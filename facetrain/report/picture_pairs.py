@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
-from facetrain.report.pictures import Picture
+from facetrain.report.pictures import Picture, breakable
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +18,7 @@ class PicturePairs:
     def to_html(self) -> str:
         figures = (
             f'<figure><div class="pair">{left.image_html()}{right.image_html()}</div>'
-            f"<figcaption>{escape(caption)}</figcaption></figure>"
+            f"<figcaption>{breakable(caption)}</figcaption></figure>"
             for (left, right), caption in zip(self.pairs, self.captions, strict=True)
         )
         return f'<div class="pictures picture-pairs">{"".join(figures)}</div>'

@@ -39,9 +39,13 @@ class Picture:
         )
 
     def to_html(self) -> str:
-        # File names are long words; they break behind these marks.
-        shown = escape(self.caption, quote=True).replace("/", "/<wbr>").replace("_", "_<wbr>")
+        shown = breakable(self.caption)
         return f"<figure>{self.image_html()}<figcaption>{shown}</figcaption></figure>"
+
+
+def breakable(caption: str) -> str:
+    """The caption escaped; file names are long words, so they may break behind marks in them."""
+    return escape(caption, quote=True).replace("/", "/<wbr>").replace("_", "_<wbr>")
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,29 +91,16 @@ class IjbMeta:
         Raises:
             DatasetError: an absent or unreadable file, or files that name different images.
         """
-        path = self._path(_FACES)
-        lines = [line.split() for line in _lines(path)]
-        for number, fields in enumerate(lines, 1):
-            if len(fields) != 3:
-                raise DatasetError(
-                    f"{path}:{number}: {len(fields)} fields, expected image, template, media"
-                )
-        names = [fields[0] for fields in lines]
-        numbers = _numbers(path, [fields[1:] for fields in lines], np.int64)
+        names, numbers = _named_numbers(self._path(_FACES), 2, "template, media")
         points_path = self._path(_POINTS)
-        rows = [line.split() for line in _lines(points_path)]
-        for number, fields in enumerate(rows, 1):
-            if len(fields) != 12:
-                raise DatasetError(
-                    f"{points_path}:{number}: {len(fields)} fields, expected image, ten "
-                    "coordinates and a score"
-                )
-        if [fields[0] for fields in rows] != names:
-            raise DatasetError(f"{points_path}: names other images than {path}; use one release")
-        values = _numbers(points_path, [fields[1:] for fields in rows], np.float32)
-        return IjbFaces(
-            names, numbers[:, 0], numbers[:, 1], values[:, :10].reshape(-1, 5, 2), values[:, 10]
-        )
+        same_names, values = _named_numbers(points_path, 11, "ten coordinates, detector score")
+        if same_names != names:
+            raise DatasetError(
+                f"{points_path}: names other images than {self.prefix}_{_FACES}; use one release"
+            )
+        points = values[:, :10].astype(np.float32).reshape(-1, 5, 2)
+        templates, media = numbers.astype(np.int64).T
+        return IjbFaces(names, templates, media, points, values[:, 10].astype(np.float32))
 
     def pairs(self) -> Iterator[IjbPairs]:
         """The 1:1 pairs in the file's order, about a million at a time.
@@ -124,12 +111,7 @@ class IjbMeta:
         path = self._path(_PAIRS)
         line = 1
         for text in _blocks(path):
-            with warnings.catch_warnings():  # NumPy warns of text that is no number and goes on
-                warnings.simplefilter("error", DeprecationWarning)
-                try:
-                    values = np.fromstring(text, dtype=np.int64, sep=" ")
-                except (ValueError, DeprecationWarning):
-                    values = np.empty(0, np.int64)  # named below
+            values = _numbers(text, np.int64)
             num_lines = text.count("\n")
             if len(values) != 3 * num_lines or not np.isin(values[2::3], (0, 1)).all():
                 _name_bad_pair(path, line, text)
@@ -182,17 +164,37 @@ def _lines(path: Path) -> list[str]:
         raise DatasetError(f"{path}: cannot be read ({error})") from None
 
 
-def _numbers(path: Path, fields: list[list[str]], dtype: type) -> np.ndarray:
-    try:
-        values: np.ndarray = np.array(fields, dtype=dtype)
-    except (ValueError, OverflowError) as error:
-        raise DatasetError(f"{path}: holds what is no number ({error})") from None
-    if values.size == 0:
+def _numbers(text: str, dtype: type) -> np.ndarray:
+    """The numbers of a text; empty where something else stands in it."""
+    with warnings.catch_warnings():  # NumPy warns of text that is no number and goes on
+        warnings.simplefilter("error", DeprecationWarning)
+        try:
+            return np.fromstring(text, dtype=dtype, sep=" ")
+        except (ValueError, DeprecationWarning):
+            return np.empty(0, dtype)
+
+
+def _named_numbers(path: Path, num: int, what: str) -> tuple[list[str], np.ndarray]:
+    """Lines of a name and so many numbers: the names, and float64 [lines, num]."""
+    names, rests = [], []
+    for number, line in enumerate(_lines(path), 1):
+        name, _, rest = line.partition(" ")
+        if rest.count(" ") != num - 1:
+            raise DatasetError(
+                f"{path}:{number}: expected image, {what}, found {line[:60]!r}; separate them by "
+                "one space each"
+            )
+        names.append(name)
+        rests.append(rest)
+    values = _numbers(" ".join(rests), np.float64)
+    if len(names) == 0:
         raise DatasetError(f"{path}: no lines in it")
-    if dtype is np.float32 and not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
-        raise DatasetError(f"{path}:{row + 1}: a number that is not finite; correct the line")
-    return values
+    if len(values) != num * len(names) or not np.isfinite(values).all():
+        for number, rest in enumerate(rests, 1):
+            found = _numbers(rest, np.float64)
+            if len(found) != num or not np.isfinite(found).all():
+                raise DatasetError(f"{path}:{number}: {what}: no finite numbers in {rest[:60]!r}")
+    return names, values.reshape(-1, num)
 
 
 def _blocks(path: Path) -> Iterator[str]:

@@ -60,9 +60,9 @@ def read_verification_bin(path: str | os.PathLike[str]) -> PairSet:
     except DatasetError:
         raise
     except _DAMAGED as error:
+        reason = f"{type(error).__name__}: {str(error)[:80]!r}"
         raise DatasetError(
-            f"{file}: not a readable verification set ({type(error).__name__}: {str(error)[:80]!r}); "
-            "fetch it again"
+            f"{file}: not a readable verification set ({reason}); fetch it again"
         ) from None
     if not isinstance(content, (tuple, list)) or len(content) != 2:
         raise DatasetError(f"{file}: not (images, is_same); give a verification set (.bin)")
@@ -150,8 +150,8 @@ class _Array:
         )
         if not fits:
             raise DatasetError(
-                f"{file}: holds an array of {name!r} {self.shape!r}, expected {np.dtype(kind).name}; "
-                "fetch it again"
+                f"{file}: holds an array of {name!r} {self.shape!r}, expected "
+                f"{np.dtype(kind).name}; fetch it again"
             )
         return np.frombuffer(data, kind)
 

@@ -42,6 +42,11 @@ def test_identification_by_hand() -> None:
     assert point.tar == 0.5  # both at rank 1
     assert (result.num_gallery, result.num_identities, result.num_distractors) == (4, 3, 0)
     json.dumps(result.to_dict(), allow_nan=False)
+    # Probe 80 (row 4) is 10 degrees from B (entry 2), and so is probe 170 (row 3) from C (entry 3).
+    assert {(p.left, p.right) for p in result.worst.false_matches[:2]} == {(4, 2), (3, 3)}
+    assert len(result.worst.false_matches) == 4
+    # The lowest own score: probe 170 of A, whose better entry is the one at 40.
+    assert (result.worst.misses[0].left, result.worst.misses[0].right) == (3, 1)
 
 
 def test_distractors_come_between_by_hand() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from facetrain.errors import FacetrainError
+from facetrain.evaluation.extremes import WorstPairs
 from facetrain.evaluation.metrics import roc
 from facetrain.evaluation.open_set import OpenSetResult, cumulative_matches
 from facetrain.report.curves import (
@@ -106,6 +107,7 @@ def open_set(num_unmated: int) -> OpenSetResult:
         cmc=cumulative_matches(ranks, 5),
         dir_at_far=(),
         search="",
+        worst=WorstPairs([], []),
     )
 
 

@@ -60,16 +60,16 @@ def test_galleries_and_probes_list_each_template_once(meta: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "call", "message"),
     [
-        ("face_tid_mid.txt", "1.jpg 10\n", "faces", r":1: 2 fields, expected image"),
-        ("face_tid_mid.txt", "1.jpg 10 x\n", "faces", "what is no number"),
+        ("face_tid_mid.txt", "1.jpg 10\n", "faces", r":1: expected image, template"),
+        ("face_tid_mid.txt", "1.jpg 10 x\n", "faces", ":1: template, media: no finite"),
         ("face_tid_mid.txt", "", "faces", "no lines|names other images"),
         ("name_5pts_score.txt", f"1.jpg {POINTS} 0.1\n", "faces", "names other images"),
-        ("name_5pts_score.txt", "1.jpg 1 2\n", "faces", ":1: 3 fields, expected image, ten"),
+        ("name_5pts_score.txt", "1.jpg 1 2\n", "faces", ":1: expected image, ten"),
         (
             "name_5pts_score.txt",
             "".join(f"{n}.jpg {POINTS} nan\n" for n in (1, 2, 3)),
             "faces",
-            ":1: a number that is not finite",
+            ":1: ten coordinates, detector score: no finite",
         ),
         ("template_pair_label.txt", "1 2 0\n1 2\n", "pairs", r":2: expected .* found '1 2'"),
         ("template_pair_label.txt", "1 2 0\n1 2 3\n", "pairs", ":2: expected"),

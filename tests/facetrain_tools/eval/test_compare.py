@@ -33,7 +33,10 @@ def test_figures_stand_side_by_side(
     (measurable,) = [line.split() for line in lines if line.startswith("tar_at_far 1e-1 ")][:1]
     assert measurable[-1] == "n/a"  # only A has this target
     assert any(line.split() == ["tar_at_far", "1e-9", "n/a", "n/a"] for line in lines)
-    assert any(line.split() == ["flip", "-", "yes"] for line in lines)
+    assert [line.split() for line in lines if line.startswith("flip")] == [
+        ["flip,", "A", "-"],
+        ["flip,", "B", "yes"],
+    ]
     page = Path("runs/eval-compare/report.html").read_text()
     assert page.count("<svg") == 2
     assert json.loads(Path("runs/eval-compare/results.json").read_text())["action"] == "compare"

@@ -116,6 +116,8 @@ def test_data_sets_are_embedded_and_pooled(
     pooled = run(*flags, "--enrol", "mean")
     assert (every["num_gallery"], pooled["num_gallery"]) == (10, 5)
     assert every["num_mated"] == pooled["num_mated"] == 10
+    page = Path("runs/eval-identification/report.html").read_text()
+    assert page.count('class="pair"') >= 10  # ten misses, and what was mistaken
     assert "n/a: cannot be measured with 0 unmated probes" in capsys.readouterr().out
 
 

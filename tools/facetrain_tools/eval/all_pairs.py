@@ -22,7 +22,13 @@ from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.formats import open_faces
 from facetrain_datasets.protocols.feature_files import read_features
 from facetrain_tools.embedding import EmbeddingFlags, embed
-from facetrain_tools.eval.sections import curve_figures, print_blocks, results, worst_sections
+from facetrain_tools.eval.sections import (
+    SourceNames,
+    curve_figures,
+    print_blocks,
+    results,
+    worst_sections,
+)
 from facetrain_tools.output import output_folder, write_report
 from facetrain_tools.progress import progress
 
@@ -121,7 +127,7 @@ def labelled_faces(flags: FacesFlags) -> LabelledFaces:
     return LabelledFaces(
         embedded.embeddings,
         np.asarray(source.labels),
-        _Names(source.describe, len(source)),
+        SourceNames(source),
         source.read,
         {"data": f"{flags.data} ({people})", **embedded.facts},
     )
@@ -158,17 +164,3 @@ def count_figures(name: str, result: AllPairsResult) -> list[Figure]:
         *curve_figures({name: result.scores.roc}),
         Figure(curves.count_histogram(result.genuine, result.impostor), "Scores of all pairs"),
     ]
-
-
-@dataclass(frozen=True)
-class _Names(Sequence[str]):
-    """Names of images, made when asked for: the last folder and the file."""
-
-    describe: Callable[[int], str]
-    num: int
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]
-        return "/".join(Path(self.describe(index)).parts[-2:])

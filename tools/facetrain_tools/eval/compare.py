@@ -17,7 +17,7 @@ import tyro
 from facetrain.command import parse_flags
 from facetrain.errors import FacetrainError
 from facetrain.evaluation.metrics import Roc
-from facetrain.report import Section, Table
+from facetrain.report import Facts, Section, Table
 from facetrain.report.tables import far_text
 from facetrain_tools.eval.sections import curve_figures, print_blocks, results
 from facetrain_tools.output import RESULTS_FILE, output_folder, write_report
@@ -79,18 +79,18 @@ def run_compare(flags: CompareFlags) -> int:
             "results of one kind"
         )
     folder = output_folder("eval-compare", flags.out)
-    tables = [figure_table(first.figures, second.figures)]
+    blocks: list[Facts | Table] = [figure_table(first.figures, second.figures)]
     used = [result.content["used"] for result in (first, second)]
-    differing = sorted({*used[0], *used[1]})
-    rows = [
-        (name, str(used[0].get(name, "-")), str(used[1].get(name, "-")))
-        for name in differing
+    differing = {
+        f"{name}, {side}": str(values.get(name, "-"))
+        for name in sorted({*used[0], *used[1]})
         if used[0].get(name) != used[1].get(name)
-    ]
-    if rows:
-        tables.append(Table(("differs in", "A", "B"), rows))
-    print_blocks([Table(("", "file"), [("A", str(first.path)), ("B", str(second.path))]), *tables])
-    sections = [Section("Figures", tables)]
+        for side, values in zip("AB", used, strict=True)
+    }
+    if differing:
+        blocks.append(Facts(differing))
+    print_blocks([Facts({"A": str(first.path), "B": str(second.path)}), *blocks])
+    sections = [Section("Figures", blocks)]
     rocs = {name: result.roc() for name, result in (("A", first), ("B", second))}
     if kept := {name: roc for name, roc in rocs.items() if roc is not None}:
         sections.append(Section("Curves", curve_figures(kept)))

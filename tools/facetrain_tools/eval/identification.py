@@ -8,16 +8,17 @@ is MegaFace's: each probe is searched for each other image of its identity amid 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from facetrain.command import parse_flags
 from facetrain.errors import FacetrainError
 from facetrain.evaluation.embeddings import unit_embeddings
+from facetrain.evaluation.extremes import WorstPairs
 from facetrain.evaluation.open_set import (
     FAR_TARGETS,
     MAX_RANK,
@@ -40,7 +41,7 @@ from facetrain_datasets.formats import open_faces
 from facetrain_datasets.protocols.feature_files import Features, is_feature_path, read_features
 from facetrain_datasets.source import FaceSource
 from facetrain_tools.embedding import ModelFlags, embed_with_model
-from facetrain_tools.eval.sections import print_blocks, results
+from facetrain_tools.eval.sections import SourceNames, print_blocks, results, worst_sections
 from facetrain_tools.output import output_folder, write_report
 
 _ROWS_PER_BLOCK = 250_000
@@ -72,10 +73,12 @@ class IdentificationFlags(ModelFlags):
 
 @dataclass(frozen=True, eq=False)
 class _Faces:
-    """Unit embeddings [N, D] and the identity of each."""
+    """Unit embeddings [N, D], the identity and the name of each, and how to read its image."""
 
     unit: np.ndarray
     identities: Sequence[str]
+    names: Sequence[str]
+    read: Callable[[int], bytes] | None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -136,12 +139,13 @@ def run_identification(flags: IdentificationFlags) -> int:
         )
     else:
         protocol = f"gallery and probes; enrolled: {flags.enrol}"
+        images = np.arange(len(gallery.unit))
         gallery_ids = np.array([numbers[name] for name in gallery.identities], dtype=np.int64)
         enrolled = gallery.unit
         if flags.enrol == "mean":
             ones = np.ones(len(enrolled))
             pooled = pool_templates(enrolled, gallery_ids, gallery_ids, ones, "mean-unit")
-            enrolled, gallery_ids = pooled.unit, pooled.ids
+            enrolled, gallery_ids, images = pooled.unit, pooled.ids, pooled.first_face
         index = build_index(enrolled, flags.search)
         if not index.exact:
             facts["recall"] = _recall(index, enrolled, probes.unit)
@@ -160,18 +164,19 @@ def run_identification(flags: IdentificationFlags) -> int:
     if gallery is not None:
         tables.append(detection_table(result))
     print_blocks([Facts(facts), *tables])
-    figures: dict[str, Any] = result.to_dict()
+    worst = [] if gallery is None else _worst_sections(result, probes, gallery, images)
     write_report(
         folder,
         f"Identification of {flags.probes.name}",
         [
             Section("Result", tables),
             Section("Curves", _figures(result)),
+            *worst,
             Section("What was used", [Facts(facts)]),
         ],
         summary=f"rank-1 {percent(float(result.cmc[0]))} of {len(result.genuine):,} searches",
         flags=flags,
-        results=results("identification", facts, figures),
+        results=results("identification", facts, result.to_dict()),
     )
     return 0
 
@@ -230,6 +235,28 @@ def _figures(result: OpenSetResult) -> list[Block]:
     return figures
 
 
+def _worst_sections(
+    result: OpenSetResult, probes: _Faces, gallery: _Faces, images: np.ndarray
+) -> list[Section]:
+    """Worst pairs of a probe and an entry; `images` are rows of the gallery, one per entry."""
+    num_probes = len(probes.unit)
+    worst = WorstPairs(
+        *(
+            [pair._replace(right=num_probes + int(images[pair.right])) for pair in pairs]
+            for pairs in result.worst
+        )
+    )
+
+    def read(row: int) -> bytes:
+        assert probes.read is not None
+        assert gallery.read is not None
+        return probes.read(row) if row < num_probes else gallery.read(row - num_probes)
+
+    readable = probes.read is not None and gallery.read is not None
+    names = [*probes.names, *gallery.names]
+    return worst_sections(worst, names, read if readable else None)
+
+
 def _faces(path: Path, flags: IdentificationFlags, facts: dict[str, str]) -> _Faces:
     """Probes or a gallery, with identities."""
     if is_feature_path(path):
@@ -239,17 +266,22 @@ def _faces(path: Path, flags: IdentificationFlags, facts: dict[str, str]) -> _Fa
                 f"features {path}: tell no identities; write an .npz with embeddings and "
                 "identities, or MegaFace's folders"
             )
-        unit, names = unit_embeddings(features.embeddings), features.identities
+        names = features.names or [f"{path.name}, row {row}" for row in range(len(features))]
+        faces = _Faces(unit_embeddings(features.embeddings), features.identities, names, None)
     else:
         source = open_faces(path)
         embedded = embed_with_model(flags, DecodedImages.of_source(source))
         facts.update(embedded.facts)
-        unit = unit_embeddings(embedded.embeddings)
-        names = [source.identities[label] for label in source.labels.tolist()]
+        faces = _Faces(
+            unit_embeddings(embedded.embeddings),
+            [source.identities[label] for label in source.labels.tolist()],
+            SourceNames(source),
+            source.read,
+        )
     facts["probes" if path == flags.probes else "gallery"] = (
-        f"{path} ({len(unit):,} images of {len(set(names)):,} identities)"
+        f"{path} ({len(faces.unit):,} images of {len(set(faces.identities)):,} identities)"
     )
-    return _Faces(unit, names)
+    return faces
 
 
 def _unit_blocks(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
 
 from facetrain.evaluation.extremes import ScoredPair, WorstPairs
 from facetrain.evaluation.metrics import Roc
 from facetrain.report import Block, Facts, Figure, Picture, PicturePairs, Section, Table, curves
+from facetrain_datasets.source import FaceSource
 from facetrain_tools.data.pictures import read_picture
 
 
@@ -71,3 +74,26 @@ def _pairs_block(
 def print_blocks(blocks: Sequence[Facts | Table]) -> None:
     """The same figures on the terminal."""
     print("\n\n".join(block.to_text() for block in blocks))
+
+
+@dataclass(frozen=True)
+class SourceNames(Sequence[str]):
+    """Names of a source's images, made when asked for: the last folder and the file."""
+
+    source: FaceSource
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"image {index} of {len(self)}")
+        return "/".join(Path(self.source.describe(index)).parts[-2:])
