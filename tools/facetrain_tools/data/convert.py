@@ -19,7 +19,7 @@ from facetrain_tools.progress import progress
 
 @dataclass(frozen=True)
 class ConvertFlags:
-    """Write a set of faces in another format, verify it, and go on where an earlier call stopped."""
+    """Write a set of faces in another format and verify it; goes on where a call before stopped."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FROM")]
     """Folder of identities, .rec, .tar, .parquet, list, or a folder or pattern of such files."""
