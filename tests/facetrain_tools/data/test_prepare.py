@@ -85,6 +85,22 @@ def test_what_is_written_is_opened_as_a_folder_of_faces(photos: Path, tmp_path: 
     assert list(open_faces(tmp_path / "out").identities) == ["Ann", "Bob"]
 
 
+def test_a_list_of_photos_says_who_is_on_them(photos: Path, tmp_path: Path) -> None:
+    """Paths in both lists start from the folder of the list of photos."""
+    (tmp_path / "photos.csv").write_text(
+        "path,identity\nphotos/Ann/1.jpg,Eve\nphotos/Ann/2.jpg,Eve\nphotos/Bob/2.jpg,Eve\n"
+    )
+    landmarks = tmp_path / "landmarks.csv"
+    landmarks.write_text(landmarks.read_text().replace("Ann/", "photos/Ann/"))
+    out = tmp_path / "out"
+    flags = ["--detector", str(landmarks)]
+    assert data.main(["prepare", str(tmp_path / "photos.csv"), str(out), *flags]) == 0
+    faces = ImageFolder(out)
+    assert [Path(faces.describe(index)).name for index in range(2)] == ["1.jpg", "2.jpg"]
+    assert list(faces.identities) == ["Eve"]
+    assert (out / "rejects.csv").read_text().splitlines()[1].startswith("photos/Bob/2.jpg,no face")
+
+
 def test_a_second_call_has_nothing_to_do_and_says_the_same(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     pages = []
