@@ -16,7 +16,11 @@ from facetrain_datasets.prepare.detectors.yunet import YunetDetector
 
 __all__ = ["DETECTORS", "Detector", "Face", "open_detector"]
 
-DETECTORS: dict[str, Callable[[Path, float], Detector]] = {"onnx": ScrfdDetector, "yunet": YunetDetector, "csv": LandmarksFile}
+DETECTORS: dict[str, Callable[[Path, float], Detector]] = {
+    "onnx": ScrfdDetector,
+    "yunet": YunetDetector,
+    "csv": LandmarksFile,
+}
 
 # Names of YuNet's outputs, which stand in its file as they are.
 _YUNET_OUTPUTS = (b"cls_8", b"obj_8", b"bbox_8", b"kps_8")

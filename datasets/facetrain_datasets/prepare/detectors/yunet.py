@@ -31,6 +31,7 @@ class YunetDetector:
     def __init__(self, path: Path, min_score: float = 0.5) -> None:
         self.path = path
         self.min_score = min_score
+        self._creating = threading.Lock()
         self._of_thread = threading.local()  # a FaceDetectorYN keeps buffers between calls
         self.detect(np.zeros((64, 64, 3), np.uint8), "blank")
 
@@ -60,7 +61,14 @@ class YunetDetector:
 
     def _network(self) -> Any:
         if not hasattr(self._of_thread, "network"):
-            self._of_thread.network = cv2.FaceDetectorYN.create(
-                str(self.path), "", (64, 64), self.min_score
-            )
+            with self._creating:
+                self._of_thread.network = self._create()
         return self._of_thread.network
+
+    def _create(self) -> Any:
+        # OpenCV 5 warns of a default target that its new engine has no choice of.
+        level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
+        try:
+            return cv2.FaceDetectorYN.create(str(self.path), "", (64, 64), self.min_score)
+        finally:
+            cv2.utils.logging.setLogLevel(level)
