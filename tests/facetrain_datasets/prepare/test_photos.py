@@ -63,9 +63,15 @@ def photos(tmp_path: Path) -> Path:
 
 
 def run(
-    photos: Path, out: Path, detector: Known, settings: PrepareSettings | None = None
+    photos: Path,
+    out: Path,
+    detector: Known,
+    settings: PrepareSettings | None = None,
+    num_threads: int = 2,
 ) -> dict[str, Outcome]:
-    path = prepare_photos(ImageFolder(photos), photos, out, detector, settings, num_threads=2)
+    path = prepare_photos(
+        ImageFolder(photos), photos, out, detector, settings, num_threads=num_threads
+    )
     return {outcome.photo: outcome for outcome in read_outcomes(path)}
 
 
@@ -119,16 +125,15 @@ def test_a_killed_run_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None
     killed.stop_after = 3
     out = tmp_path / "resumed"
     with pytest.raises(KeyboardInterrupt):
-        run(photos, out, killed)
+        run(photos, out, killed, num_threads=1)
     journal = out / JOURNAL_FILE
     content = journal.read_bytes()
-    assert content.count(b"\n") >= 3
+    assert content.count(b"\n") == 1 + 3
     journal.write_bytes(content[:-20])  # cut in the middle of a line
-    lost = content.count(b"\n") - 1 - journal.read_bytes().count(b"\n") + 1
     resumed = Known(faces)
     run(photos, out, resumed)
     assert files(out) == files(tmp_path / "whole")
-    assert len(resumed.seen) == 5 - (content.count(b"\n") - 1) + lost
+    assert len(resumed.seen) == 5 - 2
     again = Known(faces)
     run(photos, out, again)
     assert again.seen == []
