@@ -159,7 +159,7 @@ class DataConfig:
     jpeg, mask."""
     order: str = "shuffle"
     """Order of the images: shuffle (each once per epoch), or balanced (each identity as often)."""
-    images_per_identity: int | None = None
+    images_in_a_row: int | None = None
     """Images of an identity in a row, with --order balanced; default 4."""
     num_workers: int = 0
     """Loader processes per training process; 0 = read in the training process."""
@@ -269,8 +269,8 @@ class RunConfig:
         for transform in data.transforms:
             choice("transforms", transform, TRANSFORMS)
         choice("order", data.order, ORDERS)
-        row = data.images_per_identity
-        allow("images-per-identity", row, row is None or row >= 1, "at least 1")
+        row = data.images_in_a_row
+        allow("images-in-a-row", row, row is None or row >= 1, "at least 1")
         choice("bad-images", data.bad_images, BAD_IMAGE_POLICIES)
         allow(
             "name",
@@ -314,10 +314,8 @@ class RunConfig:
             found.append(
                 f"--center-momentum bf16: is for SGD with momentum; leave out with {other}"
             )
-        if self.data.images_per_identity is not None and self.data.order != "balanced":
-            found.append(
-                f"--images-per-identity {self.data.images_per_identity}: is for --order balanced"
-            )
+        if self.data.images_in_a_row is not None and self.data.order != "balanced":
+            found.append(f"--images-in-a-row {self.data.images_in_a_row}: is for --order balanced")
         if head.initial_centers is not None and head.sub_centers > 1:
             found.append(
                 f"--initial-centers {head.initial_centers}: arcface_torch's files hold one center "

@@ -199,8 +199,8 @@ def build_initial_backbone(config: RunConfig, device: torch.device) -> Backbone:
 
 def build_order(config: RunConfig, labels: np.ndarray) -> Order:
     """The stream of images that `config.data` asks for, of images with these class ids."""
-    per_identity = config.data.images_per_identity
-    options = {} if per_identity is None else {"images_per_identity": per_identity}
+    in_a_row = config.data.images_in_a_row
+    options = {} if in_a_row is None else {"images_per_identity": in_a_row}
     return ORDERS[config.data.order](labels, seed=config.seed, **options)
 
 
@@ -288,7 +288,7 @@ def run_facts(config: RunConfig, source: FaceSource) -> dict[str, Any]:
         "weight-decay": optim.weight_decay,
         "transforms": list(config.data.transforms),
         "order": config.data.order,
-        "images-per-identity": config.data.images_per_identity,
+        "images-in-a-row": config.data.images_in_a_row,
         "seed": config.seed,
         "identities": f"{len(source.identities)} ({people})",
         "images": len(source),

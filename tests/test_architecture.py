@@ -21,7 +21,16 @@ ALLOWED = {
     "facetrain_recipes": {"facetrain", "facetrain_datasets"},
     "facetrain_tools": {"facetrain", "facetrain_datasets", "facetrain_recipes"},
 }
-NOT_AT_IMPORT = {"faiss", "matplotlib", "onnxruntime", "onnx", "tensorboard", "horovod", "triton"}
+NOT_AT_IMPORT = {
+    "faiss",
+    "pyarrow",
+    "matplotlib",
+    "onnxruntime",
+    "onnx",
+    "tensorboard",
+    "horovod",
+    "triton",
+}
 # Written in triton's language, which must be at the top; imported by a function itself.
 TRITON_KERNELS = "facetrain.classifier.triton_kernel"
 

@@ -44,7 +44,7 @@ WRONG = {
     DataConfig: {
         "transforms": ("flop",),
         "order": "random",
-        "images_per_identity": 0,
+        "images_in_a_row": 0,
         "num_workers": -1,
         "bad_images": "ignore",
     },
@@ -155,10 +155,10 @@ def test_an_option_that_others_leave_without_effect_is_refused(
     assert problem in found
 
 
-def test_images_per_identity_without_a_balanced_order_is_refused() -> None:
-    (found,) = RunConfig(data=DataConfig(images_per_identity=2)).problems()
-    assert found == "--images-per-identity 2: is for --order balanced"
-    assert RunConfig(data=DataConfig(order="balanced", images_per_identity=2)).problems() == []
+def test_images_in_a_row_without_a_balanced_order_is_refused() -> None:
+    (found,) = RunConfig(data=DataConfig(images_in_a_row=2)).problems()
+    assert found == "--images-in-a-row 2: is for --order balanced"
+    assert RunConfig(data=DataConfig(order="balanced", images_in_a_row=2)).problems() == []
 
 
 def test_the_largest_micro_batch_holds_the_rows_left_over() -> None:

@@ -13,7 +13,7 @@ def test_the_order_is_the_one_asked_for() -> None:
     assert sorted(shuffled.tolist()) == list(range(24))
     for data, size in (
         (DataConfig(order="balanced"), 4),
-        (DataConfig(order="balanced", images_per_identity=3), 3),
+        (DataConfig(order="balanced", images_in_a_row=3), 3),
     ):
         groups = _LABELS[build_order(RunConfig(data=data), _LABELS).indices(np.arange(24))]
         assert (groups.reshape(-1, size) == groups[::size, None]).all()

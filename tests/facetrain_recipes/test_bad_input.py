@@ -238,7 +238,8 @@ def test_an_unfinished_run_and_each_checkpoint_can_be_evaluated(
         capsys.readouterr()
         pairs = mini_lfw.protocols / "lfw_pairsDevTest.txt"
         flags = ("--model", str(model), "--data", str(mini_lfw.data), "--pairs", str(pairs))
-        assert main(["eval", "verification", *flags, "--folds", "4"]) == 0
+        out_folder = ("--out", str(mini_lfw.root / "eval"))
+        assert main(["eval", "verification", *flags, "--folds", "4", *out_folder]) == 0
         out = capsys.readouterr().out
         return out, out[out.index("accuracy") :]
 

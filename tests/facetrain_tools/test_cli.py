@@ -36,7 +36,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 
 def test_every_recipe_script_is_a_recipe_with_help(capsys: pytest.CaptureFixture[str]) -> None:
     names = sorted(path.stem for path in RECIPES.glob("*.py"))
-    assert recipe_names() == names == ["lfw", "quickstart"]
+    assert recipe_names() == names == ["faces", "lfw", "quickstart"]
     for name in names:
         with pytest.raises(SystemExit, match="0"):
             main(["train", name, "--help"])

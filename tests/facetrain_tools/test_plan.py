@@ -42,8 +42,8 @@ def test_a_plan_is_printed_drawn_and_run(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a recipe first: lfw, quickstart, or a file"),
-        (["fast"], "recipe 'fast': not one of lfw, quickstart, nor a Python file"),
+        ([], "name a recipe first: faces, lfw, quickstart, or a file"),
+        (["fast"], "recipe 'fast': not one of faces, lfw, quickstart, nor a Python file"),
         (["quickstart", "--memory", "much"], "--memory much"),
         (
             ["quickstart", "--memory", "1MiB", "--global-batch-size", "8"],

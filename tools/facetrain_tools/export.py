@@ -32,7 +32,12 @@ class ExportFlags:
 
 def main(arguments: Sequence[str]) -> int:
     """Export; the exit code, 2 for bad input."""
-    return one_line_errors(lambda: export(parse_flags(ExportFlags, arguments, "facetrain export")))
+    try:
+        return one_line_errors(
+            lambda: export(parse_flags(ExportFlags, arguments, "facetrain export"))
+        )
+    except SystemExit as stop:  # --help
+        return int(stop.code or 0)
 
 
 def export(flags: ExportFlags) -> int:
