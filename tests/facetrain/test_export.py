@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.backbones import BACKBONES, build_backbone
+from facetrain.backbones import build_backbone
 from facetrain.embedder import OnnxEmbedder, TorchEmbedder
 from facetrain.errors import FacetrainError
 from facetrain.evaluation.metrics import OperatingPoint
@@ -70,6 +70,6 @@ def test_a_model_that_comes_out_different_is_not_left_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", sorted(set(BACKBONES) - {"iresnet100", "iresnet200"}))
-def test_every_backbone_can_be_exported(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["iresnet18", "mobilefacenet"])
+def test_every_kind_of_backbone_can_be_exported(name: str, tmp_path: Path) -> None:
     assert export_onnx(_embedder(name), tmp_path / "model.onnx") < 1e-4

@@ -72,6 +72,7 @@ def _expected(losses: dict[int, float]) -> object:
     return pytest.approx(losses, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_the_torch_engine(
     torch_run: tuple[MiniLfw, dict[int, float]], horovod_run: tuple[MiniLfw, dict[int, float]]
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_head_of_many_options_trains_and_resumes(
     assert resumed[3] == pytest.approx(losses[3], rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_bad_image_is_said_once_for_all_processes(mini_lfw: MiniLfw) -> None:
     mini_lfw.image(1, 1).write_bytes(b"\xff\xd8 cut")
     run = _run(mini_lfw.flags(num_processes=2), mini_lfw.root)
@@ -156,6 +157,7 @@ def _start_long(mini: MiniLfw, *more: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_run_goes_on_with_1_or_3_processes(mini_lfw: MiniLfw) -> None:
     process = _start_long(mini_lfw)
     process.send_signal(signal.SIGINT)
@@ -204,6 +206,7 @@ def test_a_killed_rank_ends_the_others_with_a_message(mini_lfw: MiniLfw) -> None
     assert _nobody_left(mini_lfw.root)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent death signal is Linux's")
 def test_ranks_do_not_outlive_a_killed_command(mini_lfw: MiniLfw) -> None:
     process = _start_long(mini_lfw)
@@ -212,6 +215,7 @@ def test_ranks_do_not_outlive_a_killed_command(mini_lfw: MiniLfw) -> None:
     assert _nobody_left(mini_lfw.root)
 
 
+@pytest.mark.slow
 def test_torchrun_runs_the_recipe_script(mini_lfw: MiniLfw) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run = subprocess.run(

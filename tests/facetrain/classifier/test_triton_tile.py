@@ -37,6 +37,7 @@ def _run(arguments: list[str], **environment: str) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_kernel_under_the_interpreter() -> None:
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
     _run([*arguments, str(HERE / "interpreted_triton_tile.py")], TRITON_INTERPRET="1")
