@@ -35,6 +35,26 @@ def test_batch_carries_images_labels_and_source_indices(make_source: Callable) -
     np.testing.assert_array_equal(_pixels(batch), dataset.image(4))
 
 
+def test_memory_of_a_batch_is_taken_again_only_when_nothing_of_it_is_in_use(
+    make_source: Callable,
+) -> None:
+    dataset = _dataset(make_source(7))
+    first = dataset.__getitems__([(0, 1), (1, 2)])
+    address, kept = first.images.data_ptr(), first.images[:1, :, 3:5].numpy()[:, :, 1:]
+    expected = kept.copy()
+    del first
+    second = dataset.__getitems__([(2, 3), (3, 4)])
+    assert second.images.data_ptr() != address
+    np.testing.assert_array_equal(kept, expected)
+    del kept
+    third = dataset.__getitems__([(4, 5), (5, 6)])
+    assert third.images.data_ptr() == address
+    np.testing.assert_array_equal(_pixels(second), dataset.image(3))
+    np.testing.assert_array_equal(_pixels(third), dataset.image(5))
+    other = dataset.__getitems__([(6, 0)])
+    assert other.images.data_ptr() not in (second.images.data_ptr(), address)
+
+
 def test_keep_selects_in_order_and_reports_source_indices(make_source: Callable) -> None:
     dataset = _dataset(make_source(9), keep=np.array([8, 0, 3]))
     assert dataset.labels.tolist() == [2, 0, 1]
