@@ -32,9 +32,8 @@ class _ApproximateIndex(SearchIndex):
     def _build(self) -> Any:
         """The empty index."""
 
-    def _propose(self, queries: np.ndarray, num_candidates: int) -> np.ndarray:
-        _, rows = self._index.search(queries, num_candidates)
-        return rows
+    def _propose(self, queries: np.ndarray, num_candidates: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._index.search(queries, num_candidates)
 
 
 class IvfIndex(_ApproximateIndex):
@@ -84,7 +83,7 @@ class HnswIndex(_ApproximateIndex):
             f"{self._NEIGHBOURS} neighbours, {self._SEARCH} candidates"
         )
 
-    def _propose(self, queries: np.ndarray, num_candidates: int) -> np.ndarray:
+    def _propose(self, queries: np.ndarray, num_candidates: int) -> tuple[np.ndarray, np.ndarray]:
         self._index.hnsw.efSearch = max(self._SEARCH, num_candidates)
         return super()._propose(queries, num_candidates)
 

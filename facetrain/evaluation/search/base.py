@@ -13,7 +13,7 @@ import numpy as np
 
 from facetrain.errors import FacetrainError
 
-_EXTRA_CANDIDATES = 32
+_EXTRA_CANDIDATES = 16
 SCORES_PER_BLOCK = 2**24
 
 
@@ -42,10 +42,10 @@ class SearchIndex(ABC):
         """Name, version and device of the engine."""
 
     @abstractmethod
-    def _propose(self, queries: np.ndarray, num_candidates: int) -> np.ndarray:
-        """Rows int64 [Q, num_candidates] with the highest scores, up to fp32 rounding.
+    def _propose(self, queries: np.ndarray, num_candidates: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores in fp32, descending, and rows int64, both [Q, num_candidates], of the best rows.
 
-        An engine that is not exact proposes what it finds, and -1 where that is less.
+        An engine that is not exact proposes what it finds, and row -1 where that is less.
         """
 
     def describe(self) -> str:
@@ -72,7 +72,7 @@ class SearchIndex(ABC):
             num_candidates = min(num_candidates, self.max_candidates)
         scores = np.empty((len(queries), k), dtype=np.float32)
         rows = np.empty((len(queries), k), dtype=np.int64)
-        step = max(1, SCORES_PER_BLOCK // (max(num_candidates, k) * size))
+        step = max(1, SCORES_PER_BLOCK // max(num_candidates, k, size))
         for start in range(0, len(queries), step):
             block = slice(start, start + step)
             scores[block], rows[block] = self._search_block(queries[block], k, num_candidates)
@@ -83,22 +83,34 @@ class SearchIndex(ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         if num_candidates < k:
             return self._compare_with_all(queries, k)
-        # In row order first, so that a stable sort by score leaves ties in row order.
-        rows = np.sort(self._propose(queries, num_candidates), axis=1)
-        exact = np.einsum("qd,qcd->qc", queries, self.embeddings[rows], dtype=np.float64)
-        if not self.exact:
-            exact[rows < 0] = -np.inf
-        scores, rows = best(exact.astype(np.float32), rows, num_candidates)
+        proposed, rows = self._propose(queries, num_candidates)
+        # 4 eps sqrt(D) |q| |e| is far above the rounding seen in an fp32 product of D terms. A row
+        # that is below the k-th by twice that cannot be among the k best.
+        rounding = 4.0 * np.finfo(np.float32).eps * queries.shape[1] ** 0.5
+        rounding *= np.linalg.norm(queries, axis=1) * self._largest_norm
+        cut = proposed[:, k - 1] - 2.0 * rounding
         doubtful = rows[:, k - 1] < 0  # too few were found
         if self.exact and num_candidates < len(self.embeddings):
-            # 4 eps sqrt(D) |q| |e| is far above the rounding seen in an fp32 product of D terms.
-            rounding = 4.0 * np.finfo(np.float32).eps * queries.shape[1] ** 0.5
-            rounding *= np.linalg.norm(queries, axis=1) * self._largest_norm
-            doubtful = scores[:, k - 1] - scores[:, -1] <= 2.0 * rounding
-        scores, rows = scores[:, :k], rows[:, :k]
+            doubtful = proposed[:, -1] >= cut  # others may have been passed over
+        near = (proposed >= cut[:, None]).sum(axis=1)
+        # In row order first, so that a stable sort by score leaves ties in row order.
+        rows = np.sort(rows[:, : near[~doubtful].max(initial=k)], axis=1)
+        scores, rows = best(self._exact_scores(queries, rows), rows, k)
         if doubtful.any():
             scores[doubtful], rows[doubtful] = self._compare_with_all(queries[doubtful], k)
         return scores, rows
+
+    def _exact_scores(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Scores [Q, C] of some rows [Q, C] each, summed in float64; -inf for row -1."""
+        scores = np.empty(rows.shape, dtype=np.float32)
+        step = max(1, SCORES_PER_BLOCK // (rows.shape[1] * queries.shape[1]))
+        for start in range(0, len(queries), step):
+            block = slice(start, start + step)
+            scores[block] = np.einsum(
+                "qd,qcd->qc", queries[block], self.embeddings[rows[block]], dtype=np.float64
+            )
+        scores[rows < 0] = -np.inf
+        return scores
 
     def _compare_with_all(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         wide = queries.astype(np.float64)

@@ -36,9 +36,8 @@ class FaissIndex(SearchIndex):
         device = "CPU" if self._resources is None else "GPU"
         return f"faiss {self._faiss.__version__} IndexFlatIP on {device}"
 
-    def _propose(self, queries: np.ndarray, num_candidates: int) -> np.ndarray:
-        _, rows = self._index.search(queries, num_candidates)
-        return rows
+    def _propose(self, queries: np.ndarray, num_candidates: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._index.search(queries, num_candidates)
 
 
 class TorchIndex(SearchIndex):
@@ -52,13 +51,14 @@ class TorchIndex(SearchIndex):
     def _engine(self) -> str:
         return f"torch {torch.__version__} on {self._device.type}"
 
-    def _propose(self, queries: np.ndarray, num_candidates: int) -> np.ndarray:
+    def _propose(self, queries: np.ndarray, num_candidates: int) -> tuple[np.ndarray, np.ndarray]:
         parts = []
         with torch.inference_mode(), full_fp32():
             step = max(1, SCORES_PER_BLOCK // len(self._entries))
             for block in torch.from_numpy(queries).to(self._device).split(step):
-                parts.append((block @ self._entries.T).topk(num_candidates, dim=1).indices)
-        return torch.cat(parts).cpu().numpy()
+                parts.append((block @ self._entries.T).topk(num_candidates, dim=1))
+        scores, rows = (torch.cat(found).cpu().numpy() for found in zip(*parts, strict=True))
+        return scores, rows
 
 
 @contextmanager
