@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import os
 import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,25 @@ from facetrain_datasets.errors import DatasetError
 _MEGAFACE_HEADER = struct.Struct("<4i")
 _FLOAT_MATRIX = (1, 4, 5)  # columns, bytes of an element, OpenCV's number for 32-bit floats
 _SUFFIXES = (".npy", ".npz", ".bin")
+#: What NumPy and zipfile raise of files that are damaged.
+_DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    SyntaxError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)
@@ -186,30 +207,41 @@ def _megaface_features(root: Path, files: Sequence[Path], size: int) -> Features
 
 def _npy_part(path: Path) -> tuple[_Part, int]:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, TypeError, SyntaxError, MemoryError) as error:
-        raise DatasetError(f"features {path}: not a readable .npy file ({error})") from None
+        array = np.lib.format.open_memmap(path, mode="r")
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from None
     return _part(path, array), array.shape[1]
+
+
+def _unreadable(path: Path, error: Exception) -> DatasetError:
+    reason = f"{type(error).__name__}: {str(error)[:80]!r}"
+    return DatasetError(f"features {path}: not a readable {path.suffix} file ({reason})")
 
 
 def _part(path: Path, array: np.ndarray) -> _Part:
     if array.ndim != 2 or array.dtype.kind != "f":
         raise DatasetError(
-            f"features {path}: {array.dtype} {list(array.shape)}, expected floats [images, size]"
+            f"features {path}: {str(array.dtype)[:40]!a} {list(array.shape)}, expected floats "
+            "[images, size]"
         )
     return _Part(len(array), lambda start, stop: np.asarray(array[start:stop]))
 
 
 def _read_npz(path: Path) -> Features:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise DatasetError(f"features {path}: not an .npz archive; name one array .npy")
+        with archive:
             found = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, TypeError, SyntaxError, zipfile.BadZipFile) as error:
-        raise DatasetError(f"features {path}: not a readable .npz file ({error})") from None
+    except DatasetError:
+        raise
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from None
     array = found.get("embeddings", found.get("features"))
     if array is None:
         raise DatasetError(
-            f"features {path}: arrays {', '.join(found) or 'none'}, expected one called embeddings"
+            f"features {path}: arrays {sorted(found)}, expected one called embeddings"
         )
     part = _part(path, array)
     identities = found.get("identities", found.get("labels"))

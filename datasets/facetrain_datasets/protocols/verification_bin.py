@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -106,6 +106,16 @@ class _Unpickler(pickle._Unpickler):
                 dtype, shape, data
             )
         self._names = names
+
+    # Python's own makes an array of any size that the file names before it reads.
+    def load_bytearray8(self) -> None:
+        (size,) = struct.unpack("<Q", self.read(8))  # type: ignore[attr-defined]
+        self.append(bytearray(self.read(size)))  # type: ignore[attr-defined]
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
 
     def find_class(self, module: Any, name: Any) -> Any:
         qualified = f"{_text(module).replace('__builtin__', 'builtins')}.{_text(name)}"

@@ -8,61 +8,22 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from facetrain_datasets.convert import convert
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.formats import open_faces
+from tests.facetrain_datasets.damage import PER_EXAMPLE, SEEDS, damaged, fuzzed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-NUM_INPUTS = 10_000
-_PER_EXAMPLE = 10  # inputs of one seed: drawing each by itself takes longer than reading it
-fuzzed = settings(
-    max_examples=NUM_INPUTS // _PER_EXAMPLE,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-SEEDS = st.integers(0, (1 << 32) - 1)
-
-_LIMITS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\x0a\x23\xd7\xce", b"../", b"/")
-
-
-def damaged(data: bytes, seed: int) -> Iterator[bytes]:
-    """Variants of `data` with one to four pieces overwritten, added, left out or repeated."""
-    random = Random(seed)
-    for _ in range(_PER_EXAMPLE):
-        variant = data
-        for _ in range(random.randint(1, 4)):
-            variant = _edited(variant, random)
-        note(f"input: {variant!r}")
-        yield variant
-
-
-def _edited(data: bytes, random: Random) -> bytes:
-    at = random.randint(0, len(data))
-    content = random.choice((*_LIMITS, random.randbytes(random.randint(1, 6))))
-    size = len(content)
-    match random.randrange(8):
-        case 0:
-            return data[:at]
-        case 1:
-            return data[:at] + content + data[at:]
-        case 2:
-            return data[:at] + data[at + 8 * size :]
-        case 3:
-            return data[:at] + data[max(0, at - 16 * size) :]
-        case _:
-            return data[:at] + content + data[at + size :]
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +157,7 @@ def test_folder(folder: Path, seed: int) -> None:
     random = Random(seed)
     names = ("a", "b", ".hidden", "1.jpg", "2.PNG", "3.txt", "\udcff.jpg", " ")
     root = folder / "tree"
-    for _ in range(_PER_EXAMPLE):
+    for _ in range(PER_EXAMPLE):
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
         for _ in range(random.randint(0, 5)):

@@ -79,14 +79,16 @@ def test_megaface_files_by_the_bytes_and_as_a_folder(tmp_path: Path) -> None:
     [
         ("f.npy", b"", "not a readable .npy"),
         ("f.npy", b"\x93NUMPY\x01\x00", "not a readable .npy"),
-        ("f.npy", np.arange(3.0), r"float64 \[3\], expected floats \[images, size\]"),
+        ("f.npy", np.arange(3.0), r"'float64' \[3\], expected floats \[images, size\]"),
         ("f.npy", np.zeros((2, 3), int), "int64"),
         ("f.npy", np.zeros((0, 3)), "no rows"),
         ("f.npy", np.array([[print]]), "not a readable .npy"),
         ("f.npz", b"PK", "not a readable .npz"),
-        ("f.npz", {"x": ROWS}, "arrays x, expected one called embeddings"),
+        ("f.npz", {"x": ROWS}, r"arrays \['x'\], expected one called embeddings"),
         ("f.npz", {"embeddings": ROWS, "names": np.array(["a"])}, r"names \[1\], expected one"),
         ("f.npz", {"embeddings": ROWS, "names": np.array([print] * 7)}, "not a readable .npz"),
+        ("f.npz", ROWS, "not an .npz archive"),
+        ("f.npy", {"embeddings": ROWS}, "not a readable .npy"),
         ("f.bin", b"", "not a MegaFace feature file"),
         ("f.bin", b"\x03\x00\x00\x00\x01\x00\x00\x00\x04\x00\x00\x00\x05\x00\x00\x00", "16 bytes"),
         ("f.bin", pickle.dumps(1) * 8, "not a MegaFace"),
@@ -98,9 +100,11 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: Any, message: s
     if isinstance(content, bytes):
         path.write_bytes(content)
     elif isinstance(content, dict):
-        np.savez(path, **content)
+        with path.open("wb") as file:
+            np.savez(file, **content)
     else:
-        np.save(path, content, allow_pickle=True)
+        with path.open("wb") as file:
+            np.save(file, content, allow_pickle=True)
     with pytest.raises(DatasetError, match=message) as error:
         read_features(path)
     assert name in str(error.value)

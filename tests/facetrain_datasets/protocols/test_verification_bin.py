@@ -11,8 +11,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.protocols import open_pairs
@@ -118,6 +116,7 @@ def test_giant_sizes_in_a_small_file_are_refused(tmp_path: Path) -> None:
         b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.",  # bytes(2**31 - 1)
         b"\x80\x04]r\xff\xff\xff\x7f.",  # a memo entry of number 2**31 - 1
         b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00.",  # a string of 2**40 bytes
+        b"\x80\x05\x96\x00\x00\x00\x00\x08\x00\x00\x00.",  # a bytearray of 2**35
     ):
         with pytest.raises(DatasetError):
             read_verification_bin(_write(tmp_path, data))
@@ -130,34 +129,6 @@ def test_cut_anywhere_is_one_of_our_errors(tmp_path: Path) -> None:
             read_verification_bin(_write(tmp_path, data[:end]))
     with pytest.raises(DatasetError, match="no such file"):
         read_verification_bin(tmp_path / "absent.bin")
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.data())
-def test_damage_of_any_kind_is_one_of_our_errors(tmp_path: Path, data: st.DataObject) -> None:
-    protocol = data.draw(st.integers(0, 5))
-    arrays = [np.frombuffer(f, np.uint8).copy() for f in (b"abc", b"defg")]
-    whole = bytearray(pickle.dumps(([*arrays, b"hi", b"jk"], [True, False]), protocol))
-    for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.integers(0, len(whole) - 1))
-        change = data.draw(st.sampled_from(["byte", "cut", "insert", "repeat"]))
-        if change == "byte":
-            whole[at] = data.draw(st.integers(0, 255))
-        elif change == "cut":
-            del whole[at : at + data.draw(st.integers(1, 40))]
-        elif change == "insert":
-            whole[at:at] = data.draw(st.binary(min_size=1, max_size=8))
-        else:
-            whole[at:at] = whole[data.draw(st.integers(0, at)) : at]
-        if not whole:
-            whole = bytearray(b".")
-    try:
-        read_verification_bin(_write(tmp_path, bytes(whole)))
-    except DatasetError as error:
-        assert "\n" not in str(error)  # noqa: PT017 - most damage raises, some does not
 
 
 def test_published_set_of_positive_pairs(shared_data: Path) -> None:
