@@ -23,7 +23,7 @@ def faces(num: int = 90) -> tuple[np.ndarray, np.ndarray]:
     return embeddings.astype(np.float32), labels
 
 
-@pytest.mark.parametrize("blocks", [(1, 1), (7, 5), (32, 16), (512, 8192)])
+@pytest.mark.parametrize("blocks", [(1, 50), (7, 5), (32, 16), (512, 8192)])
 def test_counts_and_rates_equal_those_of_all_scores(
     blocks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
