@@ -7,20 +7,10 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
+from facetrain_datasets.prepare.alignment import TEMPLATE, TEMPLATE_SIZE
 from facetrain_datasets.synthetic import canvas
 from facetrain_datasets.synthetic.person import View
 
-# Five points of the aligned 112x112 crop: eyes, nose tip, mouth corners.
-TEMPLATE = np.array(
-    [
-        (38.2946, 51.6963),
-        (73.5318, 51.5014),
-        (56.0252, 71.7366),
-        (41.5493, 92.3655),
-        (70.7299, 92.2041),
-    ]
-)
-TEMPLATE_SIZE = 112
 _NUM_STEPS = 5
 _NOISE_TILE = 320
 
