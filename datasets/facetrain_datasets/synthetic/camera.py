@@ -7,7 +7,7 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
-from facetrain_datasets.prepare.alignment import TEMPLATE, TEMPLATE_SIZE
+from facetrain_datasets.prepare.alignment import TEMPLATE, TEMPLATE_SIZE, similarity
 from facetrain_datasets.synthetic import canvas
 from facetrain_datasets.synthetic.person import View
 
@@ -29,14 +29,10 @@ def rotation(view: View) -> np.ndarray:
 def alignment(points: np.ndarray, zoom: float, roll: float) -> np.ndarray:
     """Similarity [2, 3] that takes the projected five points [5, 2] to the template.
 
-    Least squares in the complex plane: w = a z + b. `zoom` and `roll` are the errors a detector
-    leaves, applied about the centre of the crop.
+    `zoom` and `roll` are the errors a detector leaves, applied about the centre of the crop.
     """
-    z = points @ (1, 1j)
-    w = TEMPLATE @ (1, 1j)
-    centered = z - z.mean()
-    a = np.vdot(centered, w - w.mean()) / np.vdot(centered, centered).real
-    b = w.mean() - a * z.mean()
+    matrix = similarity(points, TEMPLATE)
+    a, b = matrix[:, 0] @ (1, 1j), matrix[:, 2] @ (1, 1j)  # in the complex plane: a z + b
     middle = 0.5 * TEMPLATE_SIZE * (1 + 1j)
     error = zoom * np.exp(1j * roll)
     a, b = error * a, error * (b - middle) + middle
