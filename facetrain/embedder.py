@@ -79,6 +79,9 @@ class OnnxEmbedder:
         device: "cpu", "cuda", or "auto": CUDA where onnxruntime can use it.
         color: channel order to feed it, whatever else it takes; None leaves that as it is.
 
+    Attributes:
+        metadata: what the file says of itself, by name.
+
     Raises:
         FacetrainError: onnxruntime absent, unreadable file, inputs or outputs of another kind, or
             CUDA asked for and not usable.
@@ -121,6 +124,7 @@ class OnnxEmbedder:
                 f"--device cuda: onnxruntime {onnxruntime.__version__} cannot use CUDA here for "
                 f"{path}; install onnxruntime-gpu for this CUDA version, or use --device cpu"
             )
+        self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         self.preprocessing = preprocessing or self._stored_preprocessing()
         if color is not None:
             self.preprocessing = replace(self.preprocessing, color=color)
@@ -131,7 +135,7 @@ class OnnxEmbedder:
         self.embedding_size = int(blank.shape[1])
 
     def _stored_preprocessing(self) -> Preprocessing:
-        text = self._session.get_modelmeta().custom_metadata_map.get(PREPROCESSING_KEY)
+        text = self.metadata.get(PREPROCESSING_KEY)
         if text is None:
             return Preprocessing()
         try:

@@ -11,8 +11,11 @@ writes it) where given.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,8 @@ import torch
 from facetrain.embedder import PREPROCESSING_KEY, OnnxEmbedder, TorchEmbedder, evaluation_mode
 from facetrain.errors import FacetrainError
 from facetrain.evaluation.thresholds import Thresholds
+
+THRESHOLDS_KEY = "facetrain.thresholds"
 
 _CHECKED_BATCHES = (1, 2, 5)
 #: Largest difference of an embedding's entries, over the largest entry, between torch and
@@ -42,7 +47,7 @@ def export_onnx(embedder: TorchEmbedder, path: Path, thresholds: Thresholds | No
         PREPROCESSING_KEY: json.dumps(embedder.preprocessing.to_dict()),
     }
     if thresholds is not None:
-        metadata["facetrain.thresholds"] = thresholds.to_json()
+        metadata[THRESHOLDS_KEY] = thresholds.to_json()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.partial-{os.getpid()}.onnx")
     try:
@@ -59,12 +64,45 @@ def export_onnx(embedder: TorchEmbedder, path: Path, thresholds: Thresholds | No
     return difference
 
 
+def read_thresholds(path: Path) -> Thresholds:
+    """The thresholds in a file of `facetrain eval calibrate`, or in an exported .onnx file.
+
+    Raises:
+        FacetrainError: absent, not such a file, or an ONNX model without thresholds.
+    """
+    if path.suffix != ".onnx":
+        return Thresholds.load(path)
+    text = OnnxEmbedder(path).metadata.get(THRESHOLDS_KEY)
+    if text is None:
+        raise FacetrainError(
+            f"thresholds {path}: none in this model; `facetrain export --thresholds` puts them in"
+        )
+    return Thresholds.from_json(text, path)
+
+
+@contextmanager
+def _without_log_of_exporter() -> Iterator[None]:
+    """Without torch's word on each operator of packages that are not here."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _write(embedder: TorchEmbedder, path: Path, metadata: dict[str, str]) -> None:
     size = embedder.preprocessing.image_size
     backbone = embedder.backbone
     example = torch.zeros(2, 3, size, size, device=embedder.device)
     try:
-        with evaluation_mode(backbone), torch.no_grad(), warnings.catch_warnings():
+        with (
+            evaluation_mode(backbone),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+            _without_log_of_exporter(),
+        ):
             warnings.simplefilter("ignore")  # deprecations inside torch's exporter
             program = torch.onnx.export(
                 backbone,

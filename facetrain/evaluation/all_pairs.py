@@ -23,7 +23,7 @@ from facetrain.evaluation.extremes import Extremes, WorstPairs
 from facetrain.evaluation.metrics import RateReport, Roc
 from facetrain.evaluation.search.flat import full_fp32
 
-FAR_TARGETS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+FAR_TARGETS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 NUM_CELLS = 1 << 20
 
 _ROWS_PER_BLOCK, _COLUMNS_PER_BLOCK = 512, 8192

@@ -19,7 +19,7 @@ from facetrain.evaluation.open_set import OpenSetResult, identify
 from facetrain.evaluation.search import build_index
 from facetrain.evaluation.templates import Templates
 
-FAR_TARGETS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+FAR_TARGETS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 FPIR_TARGETS = (0.1, 0.01)
 RANKS = (1, 5, 10)
 

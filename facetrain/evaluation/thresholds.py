@@ -119,6 +119,12 @@ class Thresholds:
                     "calibrate for this, or use the same"
                 )
 
+    def origin(self) -> str:
+        """Which model they were measured with, and on what, as far as it is known."""
+        model = self.measured_with.get("model", self.measured_with.get("features", "?"))
+        on = self.measured_with.get("data", self.measured_with.get("pairs", "?"))
+        return f"measured with {model} on {on}"
+
     def save(self, path: Path) -> None:
         """Writes the file; readers see the old one or the whole new one."""
         write_atomically(path, self.to_json() + "\n")
@@ -153,12 +159,25 @@ class Thresholds:
             FacetrainError: absent, or not such a file.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise FacetrainError(
                 f"thresholds {path}: no such file; `facetrain eval calibrate` writes one"
             ) from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
+            raise FacetrainError(f"thresholds {path}: not readable ({error})") from None
+        return cls.from_json(text, path)
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Thresholds:
+        """Reads what `to_json` gave; `path` is where it stood.
+
+        Raises:
+            FacetrainError: it is something else.
+        """
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise FacetrainError(f"thresholds {path}: not readable ({error})") from None
         try:
             return cls._of_content(content)

@@ -21,6 +21,17 @@ def far_text(far: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
+def threshold_texts(cosine: float) -> tuple[str, str]:
+    """A threshold as cosine and as squared L2 distance, with digits enough to tell it from 1.
+
+    0.2937 -> ("0.2937", "1.4126"); 0.9999984 -> ("0.99999840", "3.2e-06").
+    """
+    distance = max(0.0, 2.0 - 2.0 * cosine)
+    if distance >= 1e-3:
+        return f"{cosine:.4f}", f"{distance:.4f}"
+    return f"{cosine:.8f}", f"{distance:.2g}"
+
+
 def tar_table(systems: Mapping[str, RateReport]) -> Table:
     """TAR at each target FAR, EER and AUC; one row per system, all with the same targets."""
     reports = list(systems.values())
@@ -52,8 +63,7 @@ def threshold_table(report: RateReport) -> Table:
                 far_text(point.far_target),
                 percent(point.tar),
                 far_text(point.far),
-                f"{point.threshold:.4f}",
-                f"{2.0 - 2.0 * point.threshold:.4f}",
+                *threshold_texts(point.threshold),
             )
         )
     return Table(
@@ -72,5 +82,5 @@ def _notes(report: RateReport) -> str:
     if report.far_rule != "honest":
         notes.append(f"FAR rule: {report.far_rule}, its FAR may be above the target")
     if any(point.tar is None for point in report.tar_at_far):
-        notes.append(f"n/a: cannot be measured with {report.roc.num_impostor} impostor pairs")
+        notes.append(f"n/a: cannot be measured with {report.roc.num_impostor:,} impostor pairs")
     return "; ".join(notes)

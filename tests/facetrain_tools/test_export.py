@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from facetrain.backbones import build_backbone
+from facetrain.errors import FacetrainError
 from facetrain.evaluation.metrics import OperatingPoint
 from facetrain.evaluation.thresholds import Thresholds
+from facetrain.export import read_thresholds
 from facetrain.model_files import save_model
 from facetrain.preprocessing import Preprocessing
 from facetrain_tools.cli import main
@@ -39,6 +41,11 @@ def test_says_what_was_written(
     assert said.startswith(f"{out}  ")
     assert "embeddings of 16, any batch size" in said
     assert "fed with rgb, (x - 127.5) / 127.5, 112x112" in said
+    assert "thresholds for FAR 1e-3, measured with " in said
+    assert read_thresholds(out).cosine(1e-3) == 0.37
+    with pytest.raises(FacetrainError, match="none in this model"):
+        main(["export", str(model), str(tmp_path / "bare.onnx")])
+        read_thresholds(tmp_path / "bare.onnx")
     assert main(["export", str(out), str(tmp_path / "again.onnx")]) == 2
     assert capsys.readouterr().err == f"error: {out}: is an ONNX model already\n"
 

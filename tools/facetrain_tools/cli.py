@@ -13,7 +13,10 @@ from collections.abc import Sequence
 COMMANDS = {
     "train": ("facetrain_tools.train", "run a training recipe: quickstart, faces, lfw"),
     "data": ("facetrain_tools.data", "make, look at, convert and clean sets of faces"),
-    "eval": ("facetrain_tools.eval", "evaluate a model: pairs, IJB, identification, all pairs; thresholds"),
+    "eval": (
+        "facetrain_tools.eval",
+        "evaluate a model: pairs, IJB, identification, all pairs; thresholds",
+    ),
     "export": ("facetrain_tools.export", "write a model as ONNX, its thresholds in it"),
     "bench": ("facetrain_tools.bench", "measure: how fast faces are read"),
     "plan": ("facetrain_tools.plan", "plan a recipe's memory before training: memory"),

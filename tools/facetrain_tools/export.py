@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -14,15 +15,16 @@ from facetrain.errors import FacetrainError
 from facetrain.evaluation.thresholds import Thresholds
 from facetrain.export import export_onnx
 from facetrain.model_files import load_embedder
+from facetrain.report.tables import far_text
 
 
 @dataclass(frozen=True)
 class ExportFlags:
     """Write a model as ONNX, with its preprocessing and thresholds in the file, and check it."""
 
-    model: tyro.conf.Positional[Path]
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A run folder, one of its checkpoints, a model.pt, or (with --backbone) a state dict."""
-    out: tyro.conf.Positional[Path]
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """The .onnx file to write."""
     thresholds: Path | None = None
     """A file that `facetrain eval calibrate` wrote, to go into the ONNX file."""
@@ -62,4 +64,7 @@ def export(flags: ExportFlags) -> int:
         f"{embedder.embedding_size}, any batch size\n"
         f"fed with {embedder.preprocessing.describe()}; differs from torch by {difference:.1e}"
     )
+    if thresholds is not None:
+        fars = " ".join(far_text(point.far_target) for point in thresholds.points)
+        print(f"thresholds for FAR {fars}, {thresholds.origin()}")
     return 0

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from facetrain.evaluation.metrics import ScoreReport
-from facetrain.report.tables import far_text, percent, tar_table, threshold_table
+from facetrain.report.tables import (
+    far_text,
+    percent,
+    tar_table,
+    threshold_table,
+    threshold_texts,
+)
 
 
 def report() -> ScoreReport:
@@ -28,6 +34,12 @@ def test_threshold_table_gives_both_measures() -> None:
     table = threshold_table(report())
     assert table.rows[0] == ("1e-1", "50.00 %", "0", "0.9000", "0.2000")
     assert table.rows[1] == ("1e-2", "n/a", "n/a", "n/a", "n/a")
+
+
+def test_a_threshold_near_1_keeps_the_digits_that_matter() -> None:
+    assert threshold_texts(0.2937) == ("0.2937", "1.4126")
+    assert threshold_texts(0.9999984) == ("0.99999840", "3.2e-06")
+    assert threshold_texts(1.0000019)[1] == "0"
 
 
 @pytest.mark.parametrize(

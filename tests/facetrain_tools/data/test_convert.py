@@ -22,6 +22,8 @@ def test_format_by_flag_or_by_the_name_of_the_destination(
     rec, tar = faces.with_name("rec"), faces.with_name("faces.tar")
     assert main(["data", "convert", str(faces), str(rec), "--format", "rec"]) == 0
     assert main(["data", "convert", str(rec), str(tar)]) == 0
+    assert main(["data", "convert", str(rec), str(faces.with_name("back"))]) == 0
+    assert (faces.with_name("back") / "Ada").is_dir()  # a name without a format is a folder
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith(f"{rec}  rec, 2 images of 2 identities, ")
     assert out[2].startswith(f"{tar}  tar, 2 images of 2 identities, ")
@@ -30,8 +32,9 @@ def test_format_by_flag_or_by_the_name_of_the_destination(
 
 
 def test_bad_input_is_one_line(faces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "convert", str(faces), str(faces.with_name("out"))]) == 2
-    assert "no format in its name; choose one with --format: folder, list, rec" in _error(capsys)
+    out = str(faces.with_name("out"))
+    assert main(["data", "convert", str(faces), out, "--format", "zip"]) == 2
+    assert "--format zip: choose one of folder, list, rec" in _error(capsys)
     assert main(["data", "convert", str(faces / "no"), str(faces.with_name("out.rec"))]) == 2
     assert "no: no such folder" in _error(capsys)
 

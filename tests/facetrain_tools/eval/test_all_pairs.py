@@ -68,7 +68,7 @@ def test_thresholds_are_written_read_and_applied(
     Path("pairs.csv").write_text("\n".join(lines))
     verify = ["verification", *given, "--pairs", "pairs.csv", "--folds", "3"]
     assert eval_command.main([*verify, "--thresholds", str(path)]) == 0
-    assert "applied to these pairs as they are" in capsys.readouterr().out
+    assert f"thresholds of {path}, {thresholds.origin()}, applied" in capsys.readouterr().out
     (applied,) = results("eval-verification")["applied_thresholds"]
     assert applied["cosine"] == thresholds.cosine(0.1)
     assert 0.0 <= applied["far"] <= 1.0

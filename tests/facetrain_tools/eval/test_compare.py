@@ -27,12 +27,12 @@ def test_figures_stand_side_by_side(
     capsys.readouterr()
     assert eval_command.main(["compare", *two]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (eer,) = [line.split() for line in lines if line.startswith("eer ")]
-    assert eer[-1] == "+0.250000"
-    assert float(eer[2]) == pytest.approx(float(eer[1]) + 0.25, abs=1e-6)
-    (measurable,) = [line.split() for line in lines if line.startswith("tar_at_far 1e-1 ")][:1]
+    (eer,) = [line.split() for line in lines if line.startswith("EER ")]
+    assert eer[-2:] == ["+25.00", "%"]
+    assert float(eer[3]) == pytest.approx(float(eer[1]) + 25.0, abs=0.01)
+    (measurable,) = [line.split() for line in lines if line.startswith("TAR@FAR=1e-1 ")][:1]
     assert measurable[-1] == "n/a"  # only A has this target
-    assert any(line.split() == ["tar_at_far", "1e-9", "n/a", "n/a"] for line in lines)
+    assert any(line.split() == ["TAR@FAR=1e-9", "n/a", "n/a"] for line in lines)
     assert [line.split() for line in lines if line.startswith("flip")] == [
         ["flip,", "A", "-"],
         ["flip,", "B", "yes"],

@@ -24,22 +24,22 @@ ACTIONS = {
     ),
     "dedupe": module_action(
         "facetrain_tools.data.dedupe",
-        "PATH [--model FILE | --features FILE]",
+        "PATH [--model FILE | --features FILE] [flags]",
         "photographs that are there more than once",
     ),
     "overlap": module_action(
         "facetrain_tools.data.overlap",
-        "A B --model FILE | --features FILE FILE",
+        "A B --model FILE | --features FILE --second-features FILE",
         "people who are in both of two sets",
     ),
     "clean": module_action(
         "facetrain_tools.data.clean",
-        "PATH --model FILE | --features FILE",
+        "PATH --model FILE | --features FILE [flags]",
         "wrong labels, split and merged identities, to review",
     ),
     "select": module_action(
         "facetrain_tools.data.select",
-        "FROM TO --without LIST ...",
+        "FROM TO --without LIST ... [--format NAME]",
         "a set without what reviewed lists name",
     ),
 }

@@ -26,7 +26,7 @@ class ConvertFlags:
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TO")]
     """Folder to make."""
     format: str | None = None
-    """folder, list, rec, tar or parquet; default: what the name of TO ends with."""
+    """folder, list, rec, tar or parquet; default: what the name of TO ends with, else folder."""
     source_format: str = "auto"
     """Format of FROM, where its name does not tell."""
     images_per_file: int = 10_000
@@ -44,11 +44,9 @@ def run_convert(flags: ConvertFlags) -> int:
     Raises:
         FacetrainError, DatasetError: bad input, in one line.
     """
-    format_name = flags.format or format_of_name(flags.out.name)
-    if format_name is None:
-        raise FacetrainError(
-            f"{flags.out}: no format in its name; choose one with --format: {', '.join(FORMATS)}"
-        )
+    format_name = flags.format or format_of_name(flags.out.name) or "folder"
+    if format_name not in FORMATS:
+        raise FacetrainError(f"--format {format_name}: choose one of {', '.join(FORMATS)}")
     started = time.perf_counter()
     with progress("reading the index, %", 100) as show:
         source = open_faces(

@@ -1,7 +1,7 @@
 """`facetrain data overlap A B --model X`: people who are in both of two sets, whatever their names.
 
 Compares the mean embeddings of identities. Writes overlap.csv (its column `identity` is A's) and a
-page to review. `facetrain data select A OUT --without overlap.csv` writes A without them.
+page to review. `facetrain data select A TO --without overlap.csv` writes A without them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -35,9 +36,9 @@ _NUM_PICTURES = 4  # of each side
 class OverlapFlags(SetFlags):
     """Find people who are in two sets, such as one to train on and one to test on."""
 
-    first: tyro.conf.Positional[Path]
+    first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
     """The set that people are to be left out of: folder of identities, .rec, .tar, ..."""
-    second: tyro.conf.Positional[Path]
+    second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
     """The set they must not be in."""
     second_features: Path | None = None
     """Precomputed embeddings of the second set, where --features gives those of the first."""

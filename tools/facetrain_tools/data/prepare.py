@@ -43,9 +43,9 @@ _NUM_PICTURES = 48
 class PrepareFlags:
     """Find, choose, align and cut out the face of every photo."""
 
-    photos: tyro.conf.Positional[Path]
+    photos: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PHOTOS")]
     """Folder with one folder of photos per identity, or a CSV file: path,identity."""
-    out: tyro.conf.Positional[Path]
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Folder for the faces; new, or that of an earlier call to go on with."""
     detector: Path
     """YuNet's .onnx file, another five-point detector's (SCRFD), or a CSV file of landmarks."""

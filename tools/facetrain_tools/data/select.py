@@ -1,10 +1,11 @@
-"""`facetrain data select PATH OUT --without LIST.csv`: a set without what a reviewed list names."""
+"""`facetrain data select FROM TO --without LIST.csv`: a set without what a reviewed list names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -23,18 +24,18 @@ from facetrain_tools.progress import progress
 class SelectFlags:
     """Write a set without the images or identities of lists; the set itself stays as it is."""
 
-    source: tyro.conf.Positional[Path]
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FROM")]
     """Folder of identities, .rec, .tar, .parquet, or list: the set the lists were made of."""
-    out: tyro.conf.Positional[Path]
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TO")]
     """Folder to make."""
     without: tuple[Path, ...]
     """Lists as dedupe, clean and overlap write them; shorten them first to what you agree with."""
     min_images: int = 1
     """Identities left with fewer images are left out too."""
     format: str | None = None
-    """folder, list, rec, tar or parquet; default: what the name of OUT ends with, else folder."""
+    """folder, list, rec, tar or parquet; default: what the name of TO ends with, else folder."""
     source_format: str = "auto"
-    """Format of SOURCE, where its name does not tell."""
+    """Format of FROM, where its name does not tell."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ ACTIONS = {
             "--model FILE --data DATA [--to FILE] [flags]",
             "thresholds per FAR, to a file",
         ),
-        ("compare", "RESULTS RESULTS", "two results side by side"),
+        ("compare", "A B [flags]", "two results side by side"),
     )
 }
 

@@ -17,7 +17,7 @@ from facetrain.command import parse_flags
 from facetrain.errors import FacetrainError
 from facetrain.evaluation.all_pairs import FAR_TARGETS, AllPairsResult, compare_all
 from facetrain.report import Facts, Figure, Section, curves
-from facetrain.report.tables import percent, tar_table, threshold_table
+from facetrain.report.tables import far_text, percent, tar_table, threshold_table
 from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.formats import open_faces
 from facetrain_datasets.protocols.feature_files import read_features
@@ -84,7 +84,8 @@ def run_all_pairs(flags: AllPairsFlags) -> int:
     name = (flags.model or flags.features or Path("faces")).name
     tables = [tar_table({name: result.scores}), threshold_table(result.scores)]
     print_blocks([Facts(facts), *tables])
-    lowest = next((point for point in result.scores.tar_at_far if point.tar is not None), None)
+    measured = [point for point in result.scores.tar_at_far if point.tar is not None]
+    lowest = min(measured, key=lambda point: point.far_target, default=None)
     write_report(
         folder,
         f"All pairs of {(flags.data or flags.features or Path('faces')).name}",
@@ -96,7 +97,7 @@ def run_all_pairs(flags: AllPairsFlags) -> int:
         ],
         summary=""
         if lowest is None or lowest.tar is None
-        else f"TAR {percent(lowest.tar)} at FAR {lowest.far_target:g}",
+        else f"TAR {percent(lowest.tar)} at FAR {far_text(lowest.far_target)}",
         flags=flags,
         results=results("all-pairs", facts, result.to_dict(), result.scores.roc),
     )

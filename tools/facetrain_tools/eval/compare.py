@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -18,22 +18,42 @@ from facetrain.command import parse_flags
 from facetrain.errors import FacetrainError
 from facetrain.evaluation.metrics import Roc
 from facetrain.report import Facts, Section, Table
-from facetrain.report.tables import far_text
+from facetrain.report.tables import far_text, percent
 from facetrain_tools.eval.sections import curve_figures, print_blocks, results
 from facetrain_tools.output import RESULTS_FILE, output_folder, write_report
 
 #: Parts of results.json that are no figures to compare.
 _APART = frozenset({"flags", "used", "action", "curve", "intervals"})
 _SHOWN_RANKS = frozenset({"1", "5", "10"})
+#: Words of results.json, and what stands for them on the terminal and the page.
+_PRINTED = {
+    "verification ": "1:1 ",
+    "identification ": "1:N ",
+    "tpir_at_fpir ": "TPIR@FPIR=",
+    "tar_at_far ": "TAR@FAR=",
+    "dir_at_far ": "DIR@FAR=",
+    "applied_thresholds ": "TAR at the threshold for FAR ",
+    "threshold_squared_l2": "best squared L2",
+    "threshold_cosine": "best cosine",
+    "accuracy_std": "accuracy +-",
+    "rank ": "rank-",
+    "num_genuine": "genuine pairs",
+    "num_impostor": "impostor pairs",
+    "num_": "",
+    "eer": "EER",
+    "auc": "AUC",
+    "_": " ",
+}
+_RATES = ("accuracy", "EER", "TAR", "DIR", "TPIR", "rank-")
 
 
 @dataclass(frozen=True)
 class CompareFlags:
     """Two evaluations side by side."""
 
-    first: tyro.conf.Positional[Path]
+    first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
     """results.json, or its folder."""
-    second: tyro.conf.Positional[Path]
+    second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
     """results.json of the same kind of evaluation, or its folder."""
     out: Path | None = None
     """Folder for report.html and results.json; default: a new one under runs/."""
@@ -114,16 +134,27 @@ def figure_table(first: Mapping[str, float | None], second: Mapping[str, float |
     rows = []
     for name in [*first, *(name for name in second if name not in first)]:
         a, b = first.get(name), second.get(name)
-        difference = "" if a is None or b is None else _number(b - a, signed=True)
-        rows.append((name, _number(a), _number(b), difference))
+        title = _title(name)
+        difference = "" if a is None or b is None else _number(title, b - a, signed=True)
+        rows.append((title, _number(title, a), _number(title, b), difference))
     return Table(("figure", "A", "B", "B - A"), rows, "n/a: not measurable, or not in the file")
 
 
-def _number(value: float | None, signed: bool = False) -> str:
+def _title(name: str) -> str:
+    """The name of a figure in results.json as the other commands print it."""
+    for written, printed in _PRINTED.items():
+        name = name.replace(written, printed)
+    return name
+
+
+def _number(title: str, value: float | None, signed: bool = False) -> str:
     if value is None:
         return "n/a"
     sign = "+" if signed and value > 0 else ""
-    return sign + (f"{value:,}" if isinstance(value, int) else f"{value:.6f}")
+    if isinstance(value, int):
+        return f"{sign}{value:,}"
+    is_rate = any(word in title for word in _RATES) and not title.endswith("threshold")
+    return sign + (percent(value) if is_rate else f"{value:.4f}")
 
 
 def _flat(content: Any, name: str = "") -> Iterator[tuple[str, float | None]]:

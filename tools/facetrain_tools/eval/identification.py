@@ -35,7 +35,7 @@ from facetrain.evaluation.search import (
 )
 from facetrain.evaluation.templates import pool_templates
 from facetrain.report import Block, Facts, Figure, Section, Table, curves
-from facetrain.report.tables import far_text, percent
+from facetrain.report.tables import far_text, percent, threshold_texts
 from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.formats import open_faces
 from facetrain_datasets.protocols.feature_files import Features, is_feature_path, read_features
@@ -133,7 +133,7 @@ def run_identification(flags: IdentificationFlags) -> int:
         assert distractor_scores is not None
         protocol = "MegaFace: each probe for each other image of its identity amid the distractors"
         # An approximate engine would be built anew for every block, so blocks are compared exactly.
-        search = f"{_exact(flags.search)}, exact, block by block"
+        search = f"{build_index(probes.unit[:1], _exact(flags.search)).describe()}, block by block"
         result = identify_amid_distractors(
             probes.unit, probe_ids, distractor_scores, num_distractors, search, flags.max_rank
         )
@@ -201,7 +201,7 @@ def rank_table(result: OpenSetResult) -> Table:
 def detection_table(result: OpenSetResult) -> Table:
     """Open set: DIR at each FAR, with thresholds."""
     return Table(
-        header=("FAR", "DIR", "FAR found", "cosine >=", "squared L2 <="),
+        header=("target FAR", "DIR", "FAR", "cosine >=", "squared L2 <="),
         rows=[
             (far_text(point.far_target), *("n/a",) * 4)
             if point.tar is None or point.far is None or point.threshold is None
@@ -209,8 +209,7 @@ def detection_table(result: OpenSetResult) -> Table:
                 far_text(point.far_target),
                 percent(point.tar),
                 far_text(point.far),
-                f"{point.threshold:.4f}",
-                f"{2.0 - 2.0 * point.threshold:.4f}",
+                *threshold_texts(point.threshold),
             )
             for point in result.dir_at_far
         ],

@@ -17,9 +17,10 @@ from facetrain.evaluation import VerificationResult, verify
 from facetrain.evaluation.bootstrap import DEFAULT_REPLICATES, Bootstrap, Interval, bootstrap
 from facetrain.evaluation.extremes import worst_pairs
 from facetrain.evaluation.metrics import FAR_TARGETS
-from facetrain.evaluation.thresholds import AppliedThreshold, Thresholds
+from facetrain.evaluation.thresholds import AppliedThreshold
+from facetrain.export import read_thresholds
 from facetrain.report import Facts, Figure, Section, Table, curves
-from facetrain.report.tables import far_text, percent, tar_table, threshold_table
+from facetrain.report.tables import far_text, percent, tar_table, threshold_table, threshold_texts
 from facetrain_datasets.protocols import PairSet, open_pairs
 from facetrain_tools.embedding import EmbeddingFlags, embed
 from facetrain_tools.eval.sections import curve_figures, print_blocks, results, worst_sections
@@ -43,7 +44,7 @@ class VerificationFlags(EmbeddingFlags):
     far_rule: Literal["honest", "nearest"] = "honest"
     """TAR at the largest FAR that is at most the target, or at the one nearest to it."""
     thresholds: Path | None = None
-    """A file of `facetrain eval calibrate`; its thresholds are applied to these pairs."""
+    """A file of `facetrain eval calibrate`, or an .onnx file with such thresholds in it, to apply."""
     bootstrap: int = DEFAULT_REPLICATES
     """Draws for the 95 % intervals; 0 for none."""
     out: Path | None = None
@@ -63,7 +64,7 @@ def run_verification(flags: VerificationFlags) -> int:
     Raises:
         FacetrainError, DatasetError: bad input, in one line.
     """
-    thresholds = None if flags.thresholds is None else Thresholds.load(flags.thresholds)
+    thresholds = None if flags.thresholds is None else read_thresholds(flags.thresholds)
     pairs = open_pairs(flags.pairs, flags.data)
     folder = output_folder("eval-verification", flags.out)
     embedded = embed(flags, pairs.images(), pairs.names)
@@ -96,7 +97,7 @@ def run_verification(flags: VerificationFlags) -> int:
         assert flags.thresholds is not None
         thresholds.check_usable_with(embedded.facts, flags.thresholds)
         applied = thresholds.apply(result.scores.genuine, result.scores.impostor)
-        tables.append(applied_table(applied, flags.thresholds))
+        tables.append(applied_table(applied, f"{flags.thresholds}, {thresholds.origin()}"))
         figures["applied_thresholds"] = [
             {"far_target": a.far_target, "cosine": a.cosine, "far": a.far, "tar": a.tar}
             for a in applied
@@ -125,8 +126,7 @@ def accuracy_table(result: VerificationResult) -> Table:
                 percent(result.accuracy_std),
                 percent(result.scores.eer),
                 f"{result.scores.auc:.4f}",
-                f"{result.threshold_cosine:.4f}",
-                f"{result.threshold_squared_l2:.4f}",
+                *threshold_texts(result.threshold_cosine),
             )
         ],
         caption=f"accuracy: mean and standard deviation of {len(result.folds.accuracies)} folds; "
@@ -159,21 +159,20 @@ def interval_table(result: VerificationResult, intervals: Bootstrap) -> Table:
     )
 
 
-def applied_table(applied: Sequence[AppliedThreshold], path: Path) -> Table:
+def applied_table(applied: Sequence[AppliedThreshold], origin: str) -> Table:
     """What fixed thresholds accept of these pairs."""
     return Table(
         header=("made for FAR", "cosine >=", "squared L2 <=", "TAR", "FAR"),
         rows=[
             (
                 far_text(a.far_target),
-                f"{a.cosine:.4f}",
-                f"{2.0 - 2.0 * a.cosine:.4f}",
+                *threshold_texts(a.cosine),
                 percent(a.tar),
                 far_text(a.far),
             )
             for a in applied
         ],
-        caption=f"thresholds of {path}, applied to these pairs as they are",
+        caption=f"thresholds of {origin}, applied to these pairs as they are",
     )
 
 
