@@ -126,12 +126,14 @@ def cmc_curves(systems: Mapping[str, np.ndarray]) -> bytes:
     Args:
         systems: by name, float64 [ranks].
     """
+    lowest = min(float(shares.min()) for shares in systems.values())
     with axes("rank", "found") as (axis, drawing):
         lines = []
         for shares, color in zip(systems.values(), colors(), strict=False):
             ranks = np.arange(1, len(shares) + 1)
             lines += axis.plot(ranks, shares, color=color, marker="o", markersize=3)
         axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_ylim(lowest - 0.05 * max(1.0 - lowest, 0.1), 1.0 + 0.05 * max(1.0 - lowest, 0.1))
         legend(axis, lines, list(systems))
     return drawing.getvalue()
 

@@ -38,7 +38,7 @@ table { border-collapse: collapse; margin: .75rem 0; font-size: .9375rem;
 caption { caption-side: bottom; text-align: left; font-size: .875rem; padding-top: .4rem; }
 th, td { padding: .35rem .65rem; text-align: right; border-bottom: 1px solid var(--rule);
   white-space: nowrap; }
-thead th { background: var(--tint); font-weight: 600; }
+thead th { background: var(--tint); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: .5rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.25rem; margin: .75rem 0; }
 dt { color: var(--soft); }
@@ -107,7 +107,9 @@ class Table:
                 )
 
     def to_html(self) -> str:
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
+        # A long name such as TAR@FAR=1e-6 may go on in a second line, so that more columns fit.
+        names = (escape(cell).replace("=", "=<wbr>") for cell in self.header)
+        head = "".join(f'<th scope="col">{name}</th>' for name in names)
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
             for row in self.rows

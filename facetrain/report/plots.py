@@ -20,7 +20,8 @@ def loss_curve(steps: Sequence[int], losses: Sequence[float]) -> bytes:
         width = max(1, len(values) // 20)
         averaged = width > 1 and bool(np.isfinite(values).all())
         # Behind its average the curve itself is pale; without one it is all there is to see.
-        axis.plot(steps, values, color=COLORS[0], alpha=0.35 if averaged else 1.0)
+        alpha = 0.35 if averaged else 1.0
+        axis.plot(steps, values, color=COLORS[0], alpha=alpha, marker=_marker(steps))
         if averaged:
             mean = np.convolve(values, np.full(width, 1.0 / width), mode="valid")
             # Each average stands at the last step that it covers: it knows no future.
@@ -29,10 +30,15 @@ def loss_curve(steps: Sequence[int], losses: Sequence[float]) -> bytes:
     return drawing.getvalue()
 
 
+def _marker(steps: Sequence[int]) -> str | None:
+    """A line through a single point cannot be seen."""
+    return "o" if len(steps) == 1 else None
+
+
 def throughput(steps: Sequence[int], images_per_second: Sequence[float]) -> bytes:
     """Images per second over the run, SVG, and their median."""
     with axes("step", "images/s") as (axis, drawing):
-        axis.plot(steps, images_per_second, color=COLORS[2])
+        axis.plot(steps, images_per_second, color=COLORS[2], marker=_marker(steps))
         if len(images_per_second):
             median = float(np.median(images_per_second))
             line = axis.axhline(median, color=FOREGROUND, linestyle="--", linewidth=1.0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from facetrain.report import Section, write_atomically, write_page
+from facetrain.command import command_line
+from facetrain.report import Section, Text, write_atomically, write_page
 from facetrain.run_folder import choose_run_folder
 
 REPORT_FILE = "report.html"
@@ -18,10 +21,19 @@ RESULTS_FILE = "results.json"
 def output_folder(name: str, out: Path | None) -> Path:
     """`out`, or a new folder runs/NAME, runs/NAME-2, ...; it exists and can be written.
 
+    Where nothing has been written into it when the process ends, it is removed again.
+
     Raises:
         FacetrainError: it cannot be written, or holds a training run.
     """
-    return choose_run_folder(name, out, resume=False).path
+    folder = choose_run_folder(name, out, resume=False).path
+    atexit.register(_remove_if_empty, folder.resolve())
+    return folder
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def write_report(
@@ -33,14 +45,16 @@ def write_report(
     flags: Any,
     results: Mapping[str, Any],
 ) -> None:
-    """Writes report.html and results.json, and says where the page is.
+    """Writes report.html and results.json, and says where the page is; both name the command.
 
     Args:
         flags: the command's flags, a dataclass; they stand in results.json under "flags".
         results: the figures, plain values only.
     """
-    write_page(folder / REPORT_FILE, title, sections, summary=summary)
-    content = {"flags": _plain(flags), **results}
+    command = command_line()
+    told = [*sections, Section("Command", [Text(command)])]
+    write_page(folder / REPORT_FILE, title, told, summary=summary)
+    content = {"command": command, "flags": _plain(flags), **results}
     write_atomically(folder / RESULTS_FILE, json.dumps(content, indent=1) + "\n")
     print(f"\nreport  {(folder / REPORT_FILE).resolve()}")
 

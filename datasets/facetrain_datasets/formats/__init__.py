@@ -82,10 +82,17 @@ def recognise_format(path: Path) -> str:
     """The format of what is at `path`, by its name or what the folder holds.
 
     Raises:
-        DatasetError: the folder holds several.
+        DatasetError: the folder holds several, or the file is of none by its name.
     """
     if not path.is_dir():
-        return format_of_name(path.name) or "folder"
+        name = format_of_name(path.name)
+        if name is None and path.is_file():
+            endings = " ".join(suffix for known in FORMATS.values() for suffix in known.suffixes)
+            raise DatasetError(
+                f"{path}: not a set of faces by its name; give a folder, a file that ends in "
+                f"one of {endings}, or name its format"
+            )
+        return name or "folder"
     found = {name for file in path.iterdir() if (name := format_of_name(file.name)) is not None}
     found = {name for name in found if FORMATS[name].is_in_folders}
     if len(found) > 1:

@@ -135,7 +135,10 @@ def _plain_rows(file: Path, lines: TextIO) -> Iterator[Row]:
             continue
         row = _plain_row(line.strip("\r\n"))
         if row is None:
-            raise _bad_line(file, number, line, "path label, or index, label and path with tabs")
+            forms = "path label, or index, label and path with tabs"
+            if number == 1:
+                forms += ", or a header with the columns path and label or identity"
+            raise _bad_line(file, number, line, forms)
         yield row
 
 

@@ -57,9 +57,10 @@ def read_csv_pairs(
         values = dict(zip(columns, fields, strict=True))
         same = _SAME.get(values["same"].lower())
         if same is None:
+            header = "" if first or number > 1 else f", or a header {','.join(_COLUMNS)}"
             raise DatasetError(
                 f"{file}:{number}: same is {values['same']!r}; write 1 for a pair of one identity, "
-                "0 for one of two"
+                f"0 for one of two{header}"
             )
         pair = [rows.setdefault(values[side], len(rows)) for side in ("left", "right")]
         if _IDENTITIES[0] in values:

@@ -45,7 +45,7 @@ class PairSet:
         """The encoded image of a row.
 
         Raises:
-            DatasetError: the file holds no images, and no folder of them was given.
+            DatasetError: the file holds no images, and no folder with this one was given.
         """
         if self.encoded is not None:
             return self.encoded[row]
@@ -54,7 +54,13 @@ class PairSet:
                 f"{self.path}: names {self.names[row]}, but no folder of images was given; give "
                 "the folder, or precomputed features"
             )
-        return (self.root / self.names[row]).read_bytes()
+        try:
+            return (self.root / self.names[row]).read_bytes()
+        except FileNotFoundError:
+            raise DatasetError(
+                f"{self.path}: {self.root / self.names[row]} does not exist; give the folder of "
+                "the images this list was made for"
+            ) from None
 
     def describe(self, row: int) -> str:
         """Where the image lies, for messages."""

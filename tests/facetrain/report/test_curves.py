@@ -113,6 +113,8 @@ def open_set(num_unmated: int) -> OpenSetResult:
 
 def test_cmc_and_dir_name_their_systems() -> None:
     assert {"G1", "rank", "found"} <= set(texts(cmc_curves({"G1": open_set(0).cmc})))
+    shares = texts(cmc_curves({"G1": np.ones(5)}))
+    assert max(float(text) for text in shares if text.startswith(("0.", "1."))) == 1.0
     assert {"G1", "DIR"} <= set(texts(dir_curves({"G1": open_set(50)})))
     texts(dir_curves({"one": open_set(1)}))
     with pytest.raises(FacetrainError, match="not enrolled"):

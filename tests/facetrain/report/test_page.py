@@ -100,6 +100,12 @@ def test_table_prints_as_aligned_text() -> None:
     ]
 
 
+def test_a_heading_may_break_behind_its_equals_sign() -> None:
+    page = Table(("system", "TAR@FAR=1e-6"), [("a=b", "1")]).to_html()
+    assert "TAR@FAR=<wbr>1e-6" in page
+    assert "a=b" in page
+
+
 def test_facts_print_as_aligned_text() -> None:
     assert Facts({"flip": "no", "distance": "squared L2"}).to_text().splitlines() == [
         "flip      no",

@@ -34,6 +34,11 @@ def test_curves_over_any_number_of_steps(num_steps: int) -> None:
     assert "images/s" in texts(throughput(range(num_steps), values))
 
 
+def test_a_single_step_is_a_point() -> None:
+    for draw in (loss_curve, throughput):
+        assert draw([8], [50.0]).count(b"<use") > draw([8, 8], [50.0, 50.0]).count(b"<use")
+
+
 def test_loss_that_is_not_finite_leaves_a_gap() -> None:
     texts(loss_curve(range(100), [float("nan")] + [1.0] * 99))
 

@@ -38,6 +38,12 @@ def test_unknown_format_lists_the_known(tmp_path: Path) -> None:
         open_faces(tmp_path, "zip")
 
 
+def test_file_of_no_known_ending_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "lfw.bin").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"lfw\.bin: not a set of faces by its name; .* \.rec "):
+        open_faces(tmp_path / "lfw.bin")
+
+
 def test_folder_of_several_formats_is_ambiguous(tmp_path: Path) -> None:
     for name in ("a.rec", "b.tar"):
         (tmp_path / name).touch()

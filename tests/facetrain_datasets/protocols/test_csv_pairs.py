@@ -48,7 +48,8 @@ def test_folders_that_contradict_a_pair_are_no_identities(tmp_path: Path) -> Non
         ("left,right,same\n", ": no pair in it"),
         ("left,right,same,fold\na,b,1,2\n", ":1: columns left, right, same, fold, expected"),
         ("a,b,1\na,b\n", ":2: 2 fields, expected 3"),
-        ("a,b,2\n", ":1: same is '2'"),
+        ("a,b,2\n", ":1: same is '2'.* or a header left,right,same"),
+        ("left,right,same\na,b,2\n", ":2: same is '2'; write 1 for .*, 0 for one of two$"),
         ("left,right,same,left_identity,right_identity\na,b,1,Ann,Bob\n", ":2: same is 1, but"),
         (
             "left,right,same,left_identity,right_identity\na,b,1,Ann,Ann\na,c,0,Bob,Cy\n",
@@ -67,3 +68,11 @@ def test_absent_and_binary_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DatasetError, match="not a readable table"):
         read_csv_pairs(tmp_path / "binary.csv")
+
+
+def test_absent_image_names_the_table_and_what_to_do(tmp_path: Path) -> None:
+    pairs = read_csv_pairs(_write(tmp_path, "no.jpg,b.jpg,0\n"))
+    with pytest.raises(
+        DatasetError, match=r"pairs\.csv: .*no\.jpg does not exist; give the folder"
+    ):
+        pairs.images()[0]

@@ -51,7 +51,9 @@ def test_label_gaps_are_named(
     table = tmp_path / "faces.csv"
     table.write_text("path,label\nset/p00/00.png,0\nset/p01/00.png,3\n")
     assert data.main(["inspect", str(table), "--out", str(tmp_path / "out")]) == 0
-    assert "2 class ids without images (1, 2)" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"{table} (list)" in text
+    assert "2 class ids without images (1, 2)" in text
     assert "numbers the classes anew" in (tmp_path / "out" / "report.html").read_text()
 
 

@@ -38,6 +38,7 @@ def test_images_and_identities_of_several_lists_are_left_out(
     [
         ("name\nx\n", "expected the columns index and image, or identity; found name"),
         ("", "found none"),
+        ("finding,first_identity\nsplit,x\n", "split or merged are joined or parted by hand"),
         ("index,image\n9,x\n", "list.csv:2: index '9' is none of the 4 images"),
         ("index,image\n-1,x\n", "list.csv:2"),
         ("index,image\n0,/elsewhere/00.png\n", "not /elsewhere/00.png"),

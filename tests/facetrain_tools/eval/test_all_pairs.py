@@ -32,7 +32,8 @@ def test_all_pairs_of_a_folder(
     assert (figures["num_images"], figures["num_identities"]) == (20, 5)
     assert figures["tar_at_far"][1]["tar"] is None
     page = Path("runs/eval-all-pairs/report.html").read_text()
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 2  # nothing is missed: no DET
+    assert "<h2>Command</h2>" in page
     assert page.count('class="pair"') == 24
     assert re.search(r"(Ann|Bob|Cyd|Dan|Eve)/\1_000\d\.jpg", page)
 
@@ -87,6 +88,22 @@ def test_calibrate_on_pairs_to_a_file_of_choice(features: Path) -> None:
     assert Thresholds.load(Path("t/t.json")).num_impostor == sum(
         people[a] != people[b] for a, b in rows
     )
+
+
+def test_features_of_all_images_serve_those_with_enough_images(faces: Path) -> None:
+    for image in sorted((faces / "Ann").iterdir())[1:]:
+        image.unlink()
+    rows = np.random.default_rng(0).normal(size=(17, 8)).astype(np.float32)
+    np.save("rows.npy", rows)
+    flags = ["all-pairs", "--features", "rows.npy", "--data", str(faces), "--min-images", "2"]
+    assert eval_command.main(flags) == 0
+    few = results("eval-all-pairs")
+    np.save("rows.npy", rows[1:])  # Ann's only image comes first
+    (faces / "Ann").rename("elsewhere")
+    assert eval_command.main(flags) == 0
+    again = results("eval-all-pairs-2")
+    assert few["num_images"] == again["num_images"] == 16
+    assert few["eer"] == again["eer"]
 
 
 def test_nothing_measurable_is_one_line(features: Path, capsys: pytest.CaptureFixture[str]) -> None:

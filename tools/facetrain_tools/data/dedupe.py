@@ -102,7 +102,7 @@ def run_dedupe(flags: DedupeFlags) -> int:
     )
     num_crossing = sum(len(set(source.labels[group].tolist())) > 1 for group in groups)
     table = Table(
-        ("found", "images"),
+        ("found", "number"),
         [
             ("groups of copies", f"{len(groups):,}"),
             ("exact copies to leave out", f"{int(is_exact.sum()):,}"),
@@ -110,6 +110,7 @@ def run_dedupe(flags: DedupeFlags) -> int:
             ("groups under several identities", f"{num_crossing:,}"),
             ("copies under another identity than their first", f"{sum(crosses):,}"),
         ],
+        f"listed in {DUPLICATES_FILE}: all of a group but the first",
     )
     print(Facts(facts).to_text(), table.to_text(), sep="\n\n")
     write_report(

@@ -13,6 +13,7 @@ from facetrain.command import parse_flags
 from facetrain.report import Block, Facts, Figure, PictureRow, Pictures, Section, Table, Text
 from facetrain.report.bars import bar_chart
 from facetrain.report.tables import percent
+from facetrain_datasets.formats import recognise_format
 from facetrain_datasets.inspection import ImageSurvey, LabelSurvey, survey_images, survey_labels
 from facetrain_datasets.source import FaceSource
 from facetrain_tools.data.lists import write_list
@@ -133,13 +134,14 @@ def _facts(
     flags: InspectFlags, source: FaceSource, labels: LabelSurvey, images: ImageSurvey
 ) -> Facts:
     q = _quantiles(labels.counts)
+    kind = recognise_format(flags.path) if flags.format == "auto" else flags.format
     num_good = images.num_checked - len(images.bad)
     all_or_some = "all" if images.num_checked == len(source) else f"{images.num_checked:,} chosen"
     gaps = ", ".join(map(str, labels.gaps[:_NUM_SHOWN].tolist()))
     more = ", ..." if len(labels.gaps) > _NUM_SHOWN else ""
     return Facts(
         {
-            "data": f"{flags.path} ({type(source).__name__})",
+            "data": f"{flags.path} ({kind})",
             "images": f"{labels.num_images:,} of {labels.num_identities:,} identities",
             "per identity": f"{q['min']:.0f} to {q['max']:.0f}, median {q['median']:g}, "
             f"mean {q['mean']:.1f}",

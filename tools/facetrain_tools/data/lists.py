@@ -49,9 +49,14 @@ def listed_images(path: Path, source: FaceSource) -> np.ndarray:
             columns = set(reader.fieldnames or ())
             of_images = {"index", "image"} <= columns
             if not of_images and "identity" not in columns:
+                by_hand = (
+                    "; identities that clean calls split or merged are joined or parted by hand"
+                    if "first_identity" in columns
+                    else ""
+                )
                 raise FacetrainError(
                     f"list {path}: expected the columns index and image, or identity; found "
-                    f"{', '.join(reader.fieldnames or ()) or 'none'}"
+                    f"{', '.join(reader.fieldnames or ()) or 'none'}{by_hand}"
                 )
             for row in reader:
                 if of_images:

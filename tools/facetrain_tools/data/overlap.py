@@ -100,13 +100,14 @@ def run_overlap(flags: OverlapFlags) -> int:
     )
     same_name = sum(first.identities[a] == second.identities[b] for a, b, _ in _rows(pairs))
     table = Table(
-        ("found", "identities"),
+        ("found", "number"),
         [
             ("of the first set, in the second", f"{len(set(pairs.left.tolist())):,}"),
             ("of the second set, in the first", f"{len(set(pairs.right.tolist())):,}"),
             ("pairs", f"{len(pairs):,}"),
             ("pairs of one name", f"{same_name:,}"),
         ],
+        f"listed in {OVERLAP_FILE}",
     )
     print(Facts(facts).to_text(), table.to_text(), sep="\n\n")
     write_report(

@@ -21,6 +21,7 @@ from facetrain.report.tables import far_text, percent, tar_table, threshold_tabl
 from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.formats import open_faces
 from facetrain_datasets.protocols.feature_files import read_features
+from facetrain_datasets.selected_faces import select_identities
 from facetrain_tools.embedding import EmbeddingFlags, embed
 from facetrain_tools.eval.sections import (
     SourceNames,
@@ -122,11 +123,18 @@ def labelled_faces(flags: FacesFlags) -> LabelledFaces:
         identities, labels = np.unique(np.array(features.identities), return_inverse=True)
         facts = {"features": f"{flags.features} ({len(labels):,} of {len(identities):,} people)"}
         return LabelledFaces(features.embeddings, labels, names, None, facts)
-    source = open_faces(flags.data, min_images=flags.min_images)
-    embedded = embed(flags, DecodedImages.of_source(source))
+    whole = open_faces(flags.data)
+    source = select_identities(whole, min_images=flags.min_images)
+    if flags.features is None:
+        embedded = embed(flags, DecodedImages.of_source(source))
+        embeddings = embedded.embeddings
+    else:  # they are of all images
+        embedded = embed(flags, DecodedImages.of_source(whole))
+        counts = np.bincount(whole.labels, minlength=len(whole.identities))
+        embeddings = embedded.embeddings[counts[whole.labels] >= flags.min_images]
     people = f"{len(source):,} images of {len(source.identities):,} identities"
     return LabelledFaces(
-        embedded.embeddings,
+        embeddings,
         np.asarray(source.labels),
         SourceNames(source),
         source.read,

@@ -224,7 +224,11 @@ def _figures(result: OpenSetResult) -> list[Block]:
     ]
     if len(result.unmated):
         figures += [
-            Figure(curves.dir_curves({"probes": result}), "DIR over FAR"),
+            Figure(
+                curves.dir_curves({"probes": result}),
+                "Share of mated probes found first and accepted (DIR), over the share of unmated "
+                "probes who find anyone (FAR)",
+            ),
             Figure(
                 curves.score_histogram(result.genuine, result.unmated),
                 "Genuine: scores of mated probes with their own identity; impostor: best scores "

@@ -143,7 +143,7 @@ def run_ijb(flags: IjbFlags) -> int:
     print_blocks(blocks)
     write_report(
         folder,
-        f"{meta.prefix} of {(flags.model or flags.features or flags.meta).name}",
+        f"{meta.prefix.upper()} of {(flags.model or flags.features or flags.meta).name}",
         [*sections, Section("What was used", [Facts(facts)])],
         summary=", ".join(summary),
         flags=flags,

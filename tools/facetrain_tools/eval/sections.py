@@ -26,13 +26,15 @@ def results(
 
 
 def curve_figures(systems: Mapping[str, Roc]) -> list[Figure]:
-    """ROC and DET."""
+    """ROC and DET; without the second where no curve has a miss at any FAR."""
+    roc = Figure(
+        curves.roc_curves(systems),
+        "ROC: share of genuine pairs accepted (TAR) over share of impostor pairs accepted (FAR)",
+    )
+    if all(curves.sampled(curve)[1].min() >= 1.0 for curve in systems.values()):
+        return [roc]
     return [
-        Figure(
-            curves.roc_curves(systems),
-            "ROC: share of genuine pairs accepted (TAR) over share of impostor pairs accepted "
-            "(FAR)",
-        ),
+        roc,
         Figure(
             curves.det_curves(systems),
             "DET: share of genuine pairs missed over share of impostor pairs accepted",

@@ -44,7 +44,7 @@ class VerificationFlags(EmbeddingFlags):
     far_rule: Literal["honest", "nearest"] = "honest"
     """TAR at the largest FAR that is at most the target, or at the one nearest to it."""
     thresholds: Path | None = None
-    """A file of `facetrain eval calibrate`, or an .onnx file with such thresholds in it, to apply."""
+    """A file of `facetrain eval calibrate`, or an .onnx file with thresholds in it, to apply."""
     bootstrap: int = DEFAULT_REPLICATES
     """Draws for the 95 % intervals; 0 for none."""
     out: Path | None = None
