@@ -131,9 +131,10 @@ def cmc_curves(systems: Mapping[str, np.ndarray]) -> bytes:
         lines = []
         for shares, color in zip(systems.values(), colors(), strict=False):
             ranks = np.arange(1, len(shares) + 1)
-            lines += axis.plot(ranks, shares, color=color, marker="o", markersize=3)
+            style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 3}
+            lines += axis.plot(ranks, shares, clip_on=False, **style)  # whole marks at 1
         axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.set_ylim(lowest - 0.05 * max(1.0 - lowest, 0.1), 1.0 + 0.05 * max(1.0 - lowest, 0.1))
+        axis.set_ylim(max(0.0, lowest - 0.1 * max(1.0 - lowest, 0.1)), 1.0)
         legend(axis, lines, list(systems))
     return drawing.getvalue()
 
