@@ -103,7 +103,10 @@ def test_what_a_pickle_does_to_its_names_ends_with_it(tmp_path: Path) -> None:
         (([b"a", b"b"], ["yes"]), "pair 0 is 'yes'"),
         (([np.zeros(3), np.zeros(3)], [True]), "array of 'f8'"),
         ((b"ab", [True]), "holds bytes where a list"),
-        ({"a": 1}, "not \\(images, is_same\\)"),
+        ("ab", "not \\(images, is_same\\)"),
+        ({"a": 1}, "a dict or a set in it"),
+        (([b"a", b"b"], [10**5000]), "pair 0 is of kind int"),
+        (([b"a", b"b"], [float("nan")]), "pair 0 is of kind float"),
     ],
 )
 def test_other_content_is_named(tmp_path: Path, content: Any, message: str) -> None:
@@ -120,6 +123,52 @@ def test_giant_sizes_in_a_small_file_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(DatasetError):
             read_verification_bin(_write(tmp_path, data))
+
+
+def _nested(depth: int) -> bytes:
+    """Code of a tuple whose text, or whose hash, takes 2**depth steps: (x, x), x = (y, y), .."""
+    inner = b"".join(b"0h%ch%c\x86\x94" % (level, level) for level in range(depth))
+    return b"K\x01\x85\x94" + inner
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x80\x04" + _nested(60) + b"\x85.", "not"),
+        (b"\x80\x04]C\x01aaC\x01ba]" + _nested(60) + b"a\x86.", "pair 0 is of kind tuple"),
+        (b"\x80\x04](C\x01aC\x01be](" + _nested(60) + b"e\x86.", "pair 0 is of kind tuple"),
+        (b"\x80\x04}" + _nested(60) + b"K\x01s.", "a dict or a set"),
+        (b"\x80\x04\x8f(" + _nested(60) + b"\x90.", "a dict or a set"),
+        (b"\x80\x04(" + _nested(60) + b"\x91.", "a dict or a set"),
+        (b"\x80\x04(" + _nested(60) + b"K\x01d.", "a dict or a set"),
+        (b"\x80\x04(" + _nested(60) + b"cnumpy\ndtype\nh<\x85R.", "tuple for a name"),
+        (b"\x80\x04(" + b"]" * 5000 + b"a" * 4999 + b"tC\x01a\x86.", "image 0 is list"),
+    ],
+)
+def test_nested_values_take_no_time(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        read_verification_bin(_write(tmp_path, data))
+
+
+def test_a_small_file_makes_nothing_large(tmp_path: Path) -> None:
+    # One text, and its encoding asked for again and again.
+    text = b"X" + (100_000).to_bytes(4, "little") + b"a" * 100_000
+    encode = b"\x80\x02c_codecs\nencode\nq\x000" + text + b"q\x010X\x06\x00\x00\x00latin1q\x020]("
+    data = encode + b"h\x00h\x01h\x02\x86R" * 1000 + b"e]\x86."
+    with pytest.raises(DatasetError, match="more than its"):
+        read_verification_bin(_write(tmp_path, data))
+    # A codec whose result grows, or takes quadratic time.
+    grows = b"\x80\x02c_codecs\nencode\n" + text + b"X\x08\x00\x00\x00punycode\x86R."
+    with pytest.raises(DatasetError, match="encoding"):
+        read_verification_bin(_write(tmp_path, grows))
+
+
+@pytest.mark.parametrize("image", [bytearray(1000), np.zeros(1000, np.uint8)])
+def test_an_image_that_is_there_often_is_in_memory_once(tmp_path: Path, image: Any) -> None:
+    pairs = read_verification_bin(_write(tmp_path, pickle.dumps(([image] * 40, [True] * 20), 5)))
+    assert pairs.encoded is not None
+    assert len({id(encoded) for encoded in pairs.encoded}) == 1
+    assert pairs.read(39) == bytes(1000)
 
 
 def test_cut_anywhere_is_one_of_our_errors(tmp_path: Path) -> None:
