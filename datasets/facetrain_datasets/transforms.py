@@ -186,13 +186,12 @@ class Augmentation:
 
     def choose(self, positions: Sequence[int]) -> list[list[Transform]]:
         """The transforms that are made at each position: a whole batch is drawn at once."""
-        if not self._transforms:
-            return [[]] * len(positions)
+        chosen: list[list[Transform]] = [[] for _ in positions]
         draws = self._random.uniform(np.asarray(positions, np.int64), len(self._transforms))
-        return [
-            [t for t, made in zip(self._transforms, row, strict=True) if made]
-            for row in (draws < self._probabilities).tolist()
-        ]
+        rows, columns = np.nonzero(draws < self._probabilities)
+        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+            chosen[row].append(self._transforms[column])
+        return chosen
 
     def apply(self, image: np.ndarray, position: int, chosen: Sequence[Transform]) -> np.ndarray:
         """The image after the transforms that were chosen for its position."""
