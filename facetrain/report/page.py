@@ -52,6 +52,11 @@ figcaption { font-size: .875rem; margin-top: .35rem; }
 .pictures figure { width: 7rem; margin: 0; }
 .picture-pairs figure { width: 14.25rem; }
 .pair { display: flex; gap: .25rem; }
+@media (max-width: 30rem) {
+  body { padding: 1.25rem 1rem 3rem; }
+  table { font-size: .875rem; }
+  th, td { padding: .35rem .4rem; }
+}
 .pictures figcaption { font-size: .75rem; line-height: 1.3; overflow-wrap: anywhere; }
 """
 

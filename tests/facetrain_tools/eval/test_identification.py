@@ -127,7 +127,10 @@ def test_data_sets_are_embedded_and_pooled(
         (["--probes", "probes.npz"], "give --gallery, --distractors, or both"),
         (["--probes", "probes.npz", "--gallery", "rows.npy"], "rows.npy: tell no identities"),
         (["--probes", "probes.npz", "--gallery", "nowhere"], "nowhere"),
-        (["--probes", "faces", "--gallery", "gallery.npz"], "--model is needed"),
+        (
+            ["--probes", "faces", "--gallery", "gallery.npz"],
+            "faces: images, not features; give --model",
+        ),
         (["--probes", "probes.npz", "--gallery", "gallery.npz", "--search", "x"], "--search x"),
         (["--probes", "probes.npz", "--gallery", "gallery.npz", "--max-rank", "0"], "--max-rank 0"),
         (["--probes", "probes.npz", "--gallery", "other.npz"], "none of 60 probes"),

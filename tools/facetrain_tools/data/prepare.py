@@ -37,6 +37,11 @@ from facetrain_tools.progress import progress
 REJECTS_FILE = "rejects.csv"
 
 _NUM_PICTURES = 48
+_CHOICES = {
+    "largest": "the largest face",
+    "central": "the most central face",
+    "reject": "the only face",
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def run_prepare(flags: PrepareFlags) -> int:
             "rejected": f"{tally.num_rejects:,} photos; "
             f"{tally.num_empty:,} identities have no face",
             "detector": detector.describe(),
-            "choice": f"{flags.face} face, cut-out of at least {flags.min_size:g} pixels",
+            "choice": f"{_CHOICES[flags.face]}, cut-out of at least {flags.min_size:g} pixels",
             "faces are": f"{flags.size}x{flags.size} JPEG of quality {flags.quality}, bilinear "
             "five-point similarity",
             "time": f"{seconds:,.0f} s for this call",

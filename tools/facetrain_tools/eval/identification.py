@@ -101,6 +101,9 @@ def run_identification(flags: IdentificationFlags) -> int:
         raise FacetrainError("give --gallery, --distractors, or both")
     if flags.max_rank < 1:
         raise FacetrainError(f"--max-rank {flags.max_rank}: must be at least 1")
+    for path in (flags.probes, *filter(None, [flags.gallery]), *flags.distractors):
+        if flags.model is None and path.exists() and not is_feature_path(path):
+            raise FacetrainError(f"{path}: images, not features; give --model to embed them")
     folder = output_folder("eval-identification", flags.out)
     facts: dict[str, str] = {}
     probes = _faces(flags.probes, flags, facts)
