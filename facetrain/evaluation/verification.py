@@ -89,6 +89,17 @@ class VerificationResult:
         }
 
 
+def check_both_kinds(is_same: np.ndarray, name: str = "pairs") -> None:
+    """Refuses pairs, bool [P], of which all are genuine or all impostor.
+
+    Raises:
+        FacetrainError: they are; the message begins with `name`.
+    """
+    if is_same.all() or not is_same.any():
+        kind = "one identity" if is_same.all() else "two identities"
+        raise FacetrainError(f"{name}: all {len(is_same)} are of {kind}; both kinds are needed")
+
+
 def verify(
     embeddings: np.ndarray,
     left: np.ndarray,
@@ -128,9 +139,7 @@ def verify(
     unit = unit_embeddings(embeddings)
     if min(left.min(), right.min()) < 0 or max(left.max(), right.max()) >= len(unit):
         raise FacetrainError(f"pairs name rows outside the {len(unit)} embeddings")
-    if is_same.all() or not is_same.any():
-        kind = "one identity" if is_same.all() else "two identities"
-        raise FacetrainError(f"pairs: all {len(left)} are of {kind}; both kinds are needed")
+    check_both_kinds(is_same)
 
     distances = squared_distances(unit, left, right)
     folds = contiguous_folds(len(left), num_folds)

@@ -269,3 +269,14 @@ def test_reference_model_reaches_its_figure_on_lfw(
     assert eval_command.main(arguments(world, "--out", str(tmp_path))) == 0
     accuracy = json.loads((tmp_path / "results.json").read_text())["accuracy"]
     assert accuracy == pytest.approx(0.9818, abs=0.0005)
+
+
+def test_pairs_of_one_kind_are_refused_before_anything_is_embedded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("all.csv").write_text("a/1.jpg,a/2.jpg,1\nb/1.jpg,b/2.jpg,1\n")
+    flags = ["--model", "no.onnx", "--pairs", "all.csv"]
+    for action in ("verification", "calibrate"):
+        assert eval_command.main([action, *flags]) == EXIT_BAD_INPUT
+        assert "all.csv: pairs: all 2 are of one identity" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from facetrain.evaluation import verify
 from facetrain.evaluation.all_pairs import FAR_TARGETS
 from facetrain.evaluation.metrics import RateReport
 from facetrain.evaluation.thresholds import Thresholds
+from facetrain.evaluation.verification import check_both_kinds
 from facetrain.report import Facts, Figure, Section, curves
 from facetrain.report.tables import tar_table, threshold_table
 from facetrain_datasets.protocols import open_pairs
@@ -88,6 +89,7 @@ def _measured(flags: CalibrateFlags, name: str) -> tuple[RateReport, list[Figure
         facts = {**faces.facts, **pair_facts(result)}
         return result.scores, count_figures(name, result), facts
     pairs = open_pairs(flags.pairs, flags.data)
+    check_both_kinds(pairs.is_same, f"{flags.pairs}: pairs")
     embedded = embed(flags, pairs.images(), pairs.names)
     scores = verify(
         embedded.embeddings, pairs.left, pairs.right, pairs.is_same, far_targets=flags.far

@@ -18,6 +18,7 @@ from facetrain.evaluation.bootstrap import DEFAULT_REPLICATES, Bootstrap, Interv
 from facetrain.evaluation.extremes import worst_pairs
 from facetrain.evaluation.metrics import FAR_TARGETS
 from facetrain.evaluation.thresholds import AppliedThreshold
+from facetrain.evaluation.verification import check_both_kinds
 from facetrain.export import read_thresholds
 from facetrain.report import Facts, Figure, Section, Table, curves
 from facetrain.report.tables import far_text, percent, tar_table, threshold_table, threshold_texts
@@ -66,6 +67,7 @@ def run_verification(flags: VerificationFlags) -> int:
     """
     thresholds = None if flags.thresholds is None else read_thresholds(flags.thresholds)
     pairs = open_pairs(flags.pairs, flags.data)
+    check_both_kinds(pairs.is_same, f"{flags.pairs}: pairs")
     folder = output_folder("eval-verification", flags.out)
     embedded = embed(flags, pairs.images(), pairs.names)
     num_folds = flags.folds
