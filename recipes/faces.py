@@ -24,6 +24,7 @@ from facetrain.config import (
 )
 from facetrain.errors import ConfigError, FacetrainError
 from facetrain.evaluation.task import EvaluationTask, IdentitiesTask, PairsTask
+from facetrain.evaluation.verification import check_both_kinds
 from facetrain.run import train
 from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.formats import open_faces
@@ -72,6 +73,7 @@ def main(flags: Flags) -> None:
 def pairs_task(file: Path, flags: Flags) -> EvaluationTask:
     """Verification on a pair set."""
     pairs = open_pairs(file, flags.pair_images)
+    check_both_kinds(pairs.is_same, f"{file}: pairs")
     return PairsTask(
         file.name,
         pairs.images(allow_grey=flags.run.data.allow_grey),

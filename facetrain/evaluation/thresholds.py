@@ -65,13 +65,18 @@ class Thresholds:
         """The measurable operating points of a report.
 
         Raises:
-            FacetrainError: none of them could be measured.
+            FacetrainError: none of them could be measured, or none accepts any genuine pair.
         """
         points = [point for point in report.tar_at_far if point.threshold is not None]
         if not points:
             raise FacetrainError(
                 f"thresholds: no target FAR can be measured with {report.roc.num_impostor} "
                 "impostor pairs; calibrate on more images or for higher FARs"
+            )
+        if not any(point.tar for point in points):
+            raise FacetrainError(
+                "thresholds: none would accept any genuine pair; the embeddings tell nobody apart, "
+                "the model is broken or still untrained"
             )
         return cls(
             tuple(sorted(points, key=lambda point: point.far_target)),

@@ -58,7 +58,7 @@ def _run(mini: MiniLfw, out: Path, *flags: str) -> dict:
 @pytest.mark.slow
 def test_trains_on_records_with_people_held_out(mini_lfw: MiniLfw, tmp_path: Path) -> None:
     rec = tmp_path / "faces_rec"
-    assert main(["data", "convert", str(mini_lfw.data), str(rec), "--format", "rec"]) == 0
+    assert main(["data", "convert", str(mini_lfw.data), str(rec), "--to", "rec"]) == 0
     balanced = ("--order", "balanced", "--images-in-a-row", "2")
     flags = ("--data", str(rec), "--held-out", "0.3", *balanced)
     results = _run(mini_lfw, tmp_path / "run", *flags)

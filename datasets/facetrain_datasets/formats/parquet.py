@@ -30,7 +30,7 @@ _GROUPS_KEPT = 4
 _GROUP_ROWS = 1000
 _SLOW_NOTE = (
     "compressed Parquet: every read decodes a row group, slow in random order; "
-    "convert it once: facetrain data convert {path} OUT --format parquet"
+    "convert it once: facetrain data convert {path} OUT --to parquet"
 )
 
 

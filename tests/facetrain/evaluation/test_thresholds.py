@@ -100,3 +100,10 @@ def test_damaged_and_absent_files_are_named(tmp_path: Path, text: str) -> None:
         Thresholds.load(tmp_path / "t.json")
     with pytest.raises(FacetrainError, match=r"absent\.json: no such file"):
         Thresholds.load(tmp_path / "absent.json")
+
+
+def test_thresholds_that_would_accept_nobody_are_refused() -> None:
+    # A collapsed model: every pair has the same score.
+    report = ScoreReport.of(np.ones(50), np.ones(5000), (1e-2, 1e-3))
+    with pytest.raises(FacetrainError, match="none would accept any genuine pair"):
+        Thresholds.of(report, {})

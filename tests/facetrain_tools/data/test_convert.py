@@ -20,7 +20,7 @@ def test_format_by_flag_or_by_the_name_of_the_destination(
     faces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rec, tar = faces.with_name("rec"), faces.with_name("faces.tar")
-    assert main(["data", "convert", str(faces), str(rec), "--format", "rec"]) == 0
+    assert main(["data", "convert", str(faces), str(rec), "--to", "rec"]) == 0
     assert main(["data", "convert", str(rec), str(tar)]) == 0
     assert main(["data", "convert", str(rec), str(faces.with_name("back"))]) == 0
     assert (faces.with_name("back") / "Ada").is_dir()  # a name without a format is a folder
@@ -33,8 +33,8 @@ def test_format_by_flag_or_by_the_name_of_the_destination(
 
 def test_bad_input_is_one_line(faces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(faces.with_name("out"))
-    assert main(["data", "convert", str(faces), out, "--format", "zip"]) == 2
-    assert "--format zip: choose one of folder, list, rec" in _error(capsys)
+    assert main(["data", "convert", str(faces), out, "--to", "zip"]) == 2
+    assert "--to zip: choose one of folder, list, rec" in _error(capsys)
     assert main(["data", "convert", str(faces / "no"), str(faces.with_name("out.rec"))]) == 2
     assert "no: no such folder" in _error(capsys)
 

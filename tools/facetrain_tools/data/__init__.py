@@ -14,7 +14,7 @@ ACTIONS = {
     ),
     "convert": module_action(
         "facetrain_tools.data.convert",
-        "FROM TO [--format NAME]",
+        "FROM TO [--to FORMAT]",
         "from any format to any other, verified",
     ),
     "inspect": module_action(
@@ -39,7 +39,7 @@ ACTIONS = {
     ),
     "select": module_action(
         "facetrain_tools.data.select",
-        "FROM TO --without LIST ... [--format NAME]",
+        "FROM TO --without LIST ... [--to FORMAT]",
         "a set without what reviewed lists name",
     ),
 }

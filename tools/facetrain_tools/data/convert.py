@@ -25,9 +25,10 @@ class ConvertFlags:
     """Folder of identities, .rec, .tar, .parquet, list, or a folder or pattern of such files."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TO")]
     """Folder to make."""
-    format: str | None = None
-    """folder, list, rec, tar or parquet; default: what the name of TO ends with, else folder."""
-    source_format: str = "auto"
+    to: str | None = None
+    """Format to write: folder, list, rec, tar or parquet; default: what the name of TO ends with,
+    else folder."""
+    format: str = "auto"
     """Format of FROM, where its name does not tell."""
     images_per_file: int = 10_000
     """Images of a tar shard or Parquet file, and between two points to resume from."""
@@ -44,14 +45,12 @@ def run_convert(flags: ConvertFlags) -> int:
     Raises:
         FacetrainError, DatasetError: bad input, in one line.
     """
-    format_name = flags.format or format_of_name(flags.out.name) or "folder"
-    if format_name not in FORMATS:
-        raise FacetrainError(f"--format {format_name}: choose one of {', '.join(FORMATS)}")
+    format_name = format_to_write(flags.to, flags.out)
     started = time.perf_counter()
     with progress("reading the index, %", 100) as show:
         source = open_faces(
             flags.source,
-            flags.source_format,
+            flags.format,
             progress=lambda done, total: show(100 * done // total),
         )
     with progress("writing and verifying", 2 * len(source)) as show:
@@ -69,3 +68,15 @@ def run_convert(flags: ConvertFlags) -> int:
         f"verified by checksum {result.checksum}"
     )
     return 0
+
+
+def format_to_write(asked: str | None, out: Path) -> str:
+    """The format that `--to` asks for, or the name of `out`.
+
+    Raises:
+        FacetrainError: there is no such format.
+    """
+    name = asked or format_of_name(out.name) or "folder"
+    if name not in FORMATS:
+        raise FacetrainError(f"--to {name}: choose one of {', '.join(FORMATS)}")
+    return name

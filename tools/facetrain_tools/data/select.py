@@ -13,8 +13,8 @@ import tyro
 from facetrain.command import parse_flags
 from facetrain.errors import FacetrainError
 from facetrain_datasets.convert import convert
-from facetrain_datasets.formats import FORMATS, format_of_name
 from facetrain_datasets.selected_faces import SelectedImages
+from facetrain_tools.data.convert import format_to_write
 from facetrain_tools.data.lists import listed_images
 from facetrain_tools.data.sets import open_set
 from facetrain_tools.progress import progress
@@ -32,9 +32,10 @@ class SelectFlags:
     """Lists as dedupe, clean and overlap write them; shorten them first to what you agree with."""
     min_images: int = 1
     """Identities left with fewer images are left out too."""
-    format: str | None = None
-    """folder, list, rec, tar or parquet; default: what the name of TO ends with, else folder."""
-    source_format: str = "auto"
+    to: str | None = None
+    """Format to write: folder, list, rec, tar or parquet; default: what the name of TO ends with,
+    else folder."""
+    format: str = "auto"
     """Format of FROM, where its name does not tell."""
 
 
@@ -49,10 +50,8 @@ def run_select(flags: SelectFlags) -> int:
     Raises:
         FacetrainError, DatasetError: bad input, or nothing is left.
     """
-    source = open_set(flags.source, flags.source_format)
-    format_name = flags.format or format_of_name(flags.out.name) or "folder"
-    if format_name not in FORMATS:
-        raise FacetrainError(f"--format {format_name}: choose one of {', '.join(FORMATS)}")
+    source = open_set(flags.source, flags.format)
+    format_name = format_to_write(flags.to, flags.out)
     kept = np.ones(len(source), dtype=bool)
     for path in flags.without:
         kept &= ~listed_images(path, source)
