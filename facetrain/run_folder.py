@@ -102,4 +102,4 @@ def _number(folder: Path, name: str) -> int:
     if folder.name == name:
         return 1
     head, _, number = folder.name.rpartition("-")
-    return int(number) if head == name and number.isdigit() else 0
+    return int(number) if head == name and number.isdecimal() else 0

@@ -11,6 +11,7 @@ import numpy as np
 
 from facetrain_datasets.decode import decode_image
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.file_bytes import read_image_file
 from facetrain_datasets.source import FaceSource
 
 
@@ -34,7 +35,7 @@ class DecodedImages(Sequence[np.ndarray]):
     ) -> DecodedImages:
         """The images in these files."""
         return cls(
-            lambda index: paths[index].read_bytes(),
+            lambda index: read_image_file(str(paths[index])),
             lambda index: str(paths[index]),
             len(paths),
             image_size,

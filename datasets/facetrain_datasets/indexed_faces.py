@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.file_bytes import MAX_IMAGE_BYTES
 from facetrain_datasets.image_index import ImageIndex
 
 _MAX_OPEN_FILES = 256
@@ -67,10 +68,12 @@ class IndexedFaces:
         """The encoded image.
 
         Raises:
-            DatasetError: the file ends before the image does.
+            DatasetError: the file ends before the image does, or it is too large to be one.
             OSError: the file cannot be read.
         """
         length = self._lengths.item(index)
+        if abs(length) > MAX_IMAGE_BYTES:
+            raise DatasetError(f"{self.describe(index)}: {abs(length):,} bytes, not an image")
         file = self._open(self._shards.item(index))
         data = os.pread(file.descriptor, abs(length), self._offsets.item(index))
         if len(data) != abs(length):

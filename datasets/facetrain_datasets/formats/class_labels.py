@@ -12,7 +12,7 @@ from facetrain_datasets.formats.identity_names import read_identity_names
 from facetrain_datasets.packed_strings import PackedStrings
 
 # Beyond it the ids are something else than numbers of classes, and each of them costs memory.
-_MAX_CLASSES = 1 << 24
+_MAX_CLASSES = 1 << 22
 _MAX_CLASSES_PER_IMAGE = 64
 
 
@@ -59,13 +59,22 @@ class ClassLabels:
             raise DatasetError(f"{data}: no image in it; give a set of labelled faces")
         if not self._names:
             num_classes = int(labels.max()) + 1
-            if num_classes > max(_MAX_CLASSES, _MAX_CLASSES_PER_IMAGE * len(labels)):
-                raise DatasetError(
-                    f"{data}: class ids up to {num_classes - 1} for {len(labels)} images; "
-                    f"number the classes from 0 without gaps, or give identities by name"
-                )
+            check_num_classes(data, num_classes, len(labels))
             return labels, read_identity_names(data.parent, num_classes)
         names = sorted(self._names)
         renumbered = np.empty(len(names), np.int64)
         renumbered[[self._names[name] for name in names]] = np.arange(len(names))
         return renumbered[labels], PackedStrings.of(names)
+
+
+def check_num_classes(data: Path, num_classes: int, num_images: int) -> None:
+    """Refuses class ids so far apart that naming all classes would take more than the images.
+
+    Raises:
+        DatasetError: it does.
+    """
+    if num_classes > max(_MAX_CLASSES, _MAX_CLASSES_PER_IMAGE * num_images):
+        raise DatasetError(
+            f"{data}: class ids up to {num_classes - 1} for {num_images} images; "
+            f"number the classes from 0 without gaps, or give identities by name"
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from facetrain_datasets.file_bytes import read_image_file
 
 
 class FileFaces:
@@ -17,16 +18,13 @@ class FileFaces:
         return Path(self._file(index))
 
     def read(self, index: int) -> bytes:
-        """The bytes of the file of image `index`; without Python's file objects, which take longer.
+        """The bytes of the file of image `index`.
 
         Raises:
+            DatasetError: no file, or too large a one, to hold an image.
             OSError: it cannot be read.
         """
-        descriptor = os.open(self._file(index), os.O_RDONLY)
-        try:
-            return os.read(descriptor, os.fstat(descriptor).st_size)
-        finally:
-            os.close(descriptor)
+        return read_image_file(self._file(index))
 
     def describe(self, index: int) -> str:
         """The file name of image `index`."""

@@ -22,6 +22,7 @@ from facetrain_datasets.formats.identity_names import NAMES_FILE
 from facetrain_datasets.formats.image_folder import FolderWriter, ImageFolder
 from facetrain_datasets.image_index import ImageIndex, Progress, open_index, replaced_file
 from facetrain_datasets.packed_strings import StringPacker
+from facetrain_datasets.whole_numbers import is_whole_number
 
 LIST_FILE = "list.csv"
 _REPORT_EVERY = 100_000
@@ -122,7 +123,7 @@ def _csv_rows(file: Path, lines: TextIO, header: list[str], column: str) -> Iter
                     continue
                 raise _bad_line(file, rows.line_num + 1, ",".join(row), ",".join(header))
             path, label = row[at_path], row[at_label]
-            if (column == "label" and not _is_number(label)) or not _is_path(path):
+            if (column == "label" and not is_whole_number(label)) or not _is_path(path):
                 raise _bad_line(file, rows.line_num + 1, ",".join(row), ",".join(header))
             yield path, int(label) if column == "label" else label
     except csv.Error as error:
@@ -153,11 +154,7 @@ def _plain_row(line: str) -> Row | None:
         label = re.sub(r"\.0*$", "", label)
     if not label or not _is_path(path):
         return None
-    return path, int(label) if _is_number(label) else label
-
-
-def _is_number(label: str) -> bool:
-    return label.isascii() and label.isdigit() and len(label) < 20
+    return path, int(label) if is_whole_number(label) else label
 
 
 def _is_path(path: str) -> bool:

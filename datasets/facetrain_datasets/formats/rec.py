@@ -19,6 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.formats.class_labels import check_num_classes
 from facetrain_datasets.formats.identity_names import (
     NAMES_FILE,
     read_identity_names,
@@ -29,6 +30,7 @@ from facetrain_datasets.image_header import read_image_header
 from facetrain_datasets.image_index import ImageIndex, Progress, open_index, replaced_file
 from facetrain_datasets.indexed_faces import IndexedFaces
 from facetrain_datasets.packed_strings import PackedStrings
+from facetrain_datasets.whole_numbers import is_whole_number
 
 PROPERTY_FILE = "property"
 NUM_EXACT = 1 << 24  # f32 holds the whole numbers below, and no two of them fall together
@@ -75,6 +77,7 @@ def _build_index(rec: Path, progress: Progress | None) -> ImageIndex:
         raise DatasetError(f"{rec}: no image in it; restore the file")
     labels = _class_ids(rec, keys, records["label"])
     num_classes = _num_classes(rec.with_name(PROPERTY_FILE), int(labels.max()) + 1)
+    check_num_classes(rec, num_classes, len(labels))
     return ImageIndex(
         identities=read_identity_names(rec.parent, num_classes),
         labels=labels,
@@ -176,7 +179,7 @@ def _num_classes(file: Path, num_found: int) -> int:
     if not file.exists():
         return num_found
     first = file.read_text(encoding="utf-8", errors="replace").split(",")[0].strip()
-    if not (first.isascii() and first.isdigit() and num_found <= int(first) <= NUM_EXACT):
+    if not (is_whole_number(first) and num_found <= int(first) <= NUM_EXACT):
         raise DatasetError(
             f"{file}: expected 'num_classes,height,width' with at least the {num_found} classes "
             f"of the images, found {first[:40]!r}; correct or remove it"

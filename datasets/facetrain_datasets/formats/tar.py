@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -27,10 +28,12 @@ from facetrain_datasets.formats.tar_members import plain_members
 from facetrain_datasets.formats.writing import image_suffix
 from facetrain_datasets.image_index import ImageIndex, Progress, open_index, replaced_file
 from facetrain_datasets.indexed_faces import IndexedFaces
+from facetrain_datasets.whole_numbers import is_whole_number
 
 _LABEL_SUFFIXES = (".cls", ".json", ".txt")
 _LABEL_KEYS = ("label", "identity", "class")
 _MAX_LABEL_BYTES = 1 << 20
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell it, no encoding write it
 
 
 def open_tar(path: Path, progress: Progress | None = None) -> IndexedFaces:
@@ -109,7 +112,7 @@ def _label(shard: Path, file: BinaryIO, beside: Mapping[str, tarfile.TarInfo]) -
 
 
 def _number(text: str, where: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
+    if not is_whole_number(text):
         raise DatasetError(f"{where}: expected a class id, found {text[:40]!r}; correct it")
     return int(text)
 
@@ -122,7 +125,9 @@ def _label_of_json(text: str, where: str) -> int | str:
     if isinstance(fields, dict):
         for key in _LABEL_KEYS:
             value = fields.get(key)
-            if isinstance(value, (int, str)) and not isinstance(value, bool):
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+            if isinstance(value, str) and not _LONE_SURROGATE.search(value):
                 return value
     raise DatasetError(
         f"{where}: no {' or '.join(_LABEL_KEYS)} in it that is a whole number or a name; add one"

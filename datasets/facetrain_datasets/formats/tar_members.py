@@ -11,6 +11,16 @@ from facetrain_datasets.errors import DatasetError
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAX_PADDING_BYTES = 1 << 20
+_MAX_NAME_BYTES = 1 << 20  # of a header that holds a long name, or more about the next member
+_OF_NEXT_MEMBER = frozenset(
+    {
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+    }
+)
 
 
 class _Header(tarfile.TarInfo):
@@ -20,7 +30,10 @@ class _Header(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
         is_ordinary = len(buf) == tarfile.BLOCKSIZE and buf[156:157] == tarfile.REGTYPE
         if not is_ordinary or buf[345] or buf[124] & 0x80:  # a longer name, a size in binary
-            return super().frombuf(buf, encoding, errors)
+            full = super().frombuf(buf, encoding, errors)
+            if full.type in _OF_NEXT_MEMBER and full.size > _MAX_NAME_BYTES:
+                raise tarfile.HeaderError(f"a name of {full.size:,} bytes")
+            return full
         if int(buf[148:156].strip(b" \0"), 8) != sum(buf[:148]) + 8 * ord(" ") + sum(buf[156:]):
             raise tarfile.HeaderError("bad checksum")
         header = cls(buf[:100].partition(b"\0")[0].decode(encoding, errors))

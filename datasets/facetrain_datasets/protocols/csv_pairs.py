@@ -41,14 +41,14 @@ def read_csv_pairs(
         raise DatasetError(f"{file}: no such file; give a table of pairs") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{file}: not a readable table of pairs ({error})") from None
-    columns, first = _header(file, lines[0] if lines else "")
+    columns, first = _header(file, _fields(file, 1, lines[0] if lines else ""))
     rows: dict[str, int] = {}
     named: dict[int, str] = {}
     left, right, is_same = [], [], []
     for number, line in enumerate(lines[first:], first + 1):
         if not line.strip():
             continue
-        fields = _fields(line)
+        fields = _fields(file, number, line)
         if len(fields) != len(columns):
             raise DatasetError(
                 f"{file}:{number}: {len(fields)} fields, expected {len(columns)} "
@@ -92,9 +92,9 @@ def read_csv_pairs(
     return PairSet(file, images, *arrays, identities=identities, root=root)
 
 
-def _header(file: Path, line: str) -> tuple[tuple[str, ...], int]:
+def _header(file: Path, fields: list[str]) -> tuple[tuple[str, ...], int]:
     """The columns, and the number of lines before the first pair."""
-    names = tuple(field.lower() for field in _fields(line))
+    names = tuple(field.lower() for field in fields)
     if "same" not in names:
         return _COLUMNS, 0
     for expected in (_COLUMNS, (*_COLUMNS, *_IDENTITIES)):
@@ -106,8 +106,11 @@ def _header(file: Path, line: str) -> tuple[tuple[str, ...], int]:
     )
 
 
-def _fields(line: str) -> list[str]:
+def _fields(file: Path, number: int, line: str) -> list[str]:
     for separator in (",", "\t"):
         if separator in line:
-            return [field.strip() for field in next(csv.reader([line], delimiter=separator))]
+            try:
+                return [field.strip() for field in next(csv.reader([line], delimiter=separator))]
+            except csv.Error as error:
+                raise DatasetError(f"{file}:{number}: {error}; correct the line") from None
     return line.split()

@@ -15,39 +15,30 @@ from __future__ import annotations
 
 import os
 import struct
-import tokenize
+import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.file_bytes import read_image_file
 
 _MEGAFACE_HEADER = struct.Struct("<4i")
 _FLOAT_MATRIX = (1, 4, 5)  # columns, bytes of an element, OpenCV's number for 32-bit floats
 _SUFFIXES = (".npy", ".npz", ".bin")
 #: What NumPy and zipfile raise of files that are damaged.
-_DAMAGED = (
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    SyntaxError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    NotImplementedError,
-    RuntimeError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+#: What an .npz holds, and the names it may have there.
+_ARRAYS = {
+    "embeddings": ("embeddings", "features"),
+    "names": ("names",),
+    "identities": ("identities", "labels"),
+}
+_HARMLESS_BYTES = 1 << 26
+_MAX_COMPRESSION = 100  # that of embeddings is hardly 1, of names with their padding some 25
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,8 @@ class Features:
         for part in self.parts:
             begin, end = max(start - first, 0), min(stop - first, part.num_rows)
             if begin < end:
-                found.append(part.read(begin, end).astype(np.float32, copy=False))
+                with np.errstate(over="ignore"):  # infinite then, which whoever uses it refuses
+                    found.append(part.read(begin, end).astype(np.float32, copy=False))
             first += part.num_rows
         return np.concatenate(found) if len(found) != 2 else found[1]
 
@@ -145,7 +137,7 @@ def read_megaface_file(path: Path) -> np.ndarray:
         DatasetError: unreadable, or not such a file.
     """
     try:
-        data = path.read_bytes()
+        data = read_image_file(str(path))
     except OSError as error:
         raise DatasetError(f"features {path}: cannot be read ({error.strerror})") from None
     head = _MEGAFACE_HEADER.size
@@ -206,19 +198,32 @@ def _megaface_features(root: Path, files: Sequence[Path], size: int) -> Features
 
 
 def _npy_part(path: Path) -> tuple[_Part, int]:
-    try:
+    with _damage_named(path):
         array = np.lib.format.open_memmap(path, mode="r")
-    except _DAMAGED as error:
-        raise _unreadable(path, error) from None
     return _part(path, array), array.shape[1]
 
 
-def _unreadable(path: Path, error: Exception) -> DatasetError:
-    reason = f"{type(error).__name__}: {str(error)[:80]!r}"
-    return DatasetError(f"features {path}: not a readable {path.suffix} file ({reason})")
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """What goes wrong in reading a file of NumPy's as a `DatasetError`."""
+    try:
+        # NumPy warns of odd headers before it raises.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except DatasetError:
+        raise
+    # Each layer raises kinds of its own: NumPy, zip, each compression, Python's tokenizer.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error)[:80]!r}"
+        raise DatasetError(
+            f"features {path}: not a readable {path.suffix} file ({reason}); write it again"
+        ) from None
 
 
-def _part(path: Path, array: np.ndarray) -> _Part:
+def _part(path: Path, array: object) -> _Part:
+    if not isinstance(array, np.ndarray):
+        raise DatasetError(f"features {path}: its embeddings are no array; use numpy.savez")
     if array.ndim != 2 or array.dtype.kind != "f":
         raise DatasetError(
             f"features {path}: {str(array.dtype)[:40]!a} {list(array.shape)}, expected floats "
@@ -227,33 +232,47 @@ def _part(path: Path, array: np.ndarray) -> _Part:
     return _Part(len(array), lambda start, stop: np.asarray(array[start:stop]))
 
 
+def _refuse_bomb(path: Path) -> None:
+    """A few megabytes can unpack to gigabytes of zeros.
+
+    Raises:
+        DatasetError: they do.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.file_size > max(_HARMLESS_BYTES, _MAX_COMPRESSION * member.compress_size):
+                raise DatasetError(
+                    f"features {path}: {member.filename} unpacks from {member.compress_size:,} "
+                    f"bytes to {member.file_size:,}, which no embeddings do; write it again with "
+                    "numpy.savez"
+                )
+
+
 def _read_npz(path: Path) -> Features:
-    try:
+    with _damage_named(path):
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise DatasetError(f"features {path}: not an .npz archive; name one array .npy")
         with archive:
-            found = {name: archive[name] for name in archive.files}
-    except DatasetError:
-        raise
-    except _DAMAGED as error:
-        raise _unreadable(path, error) from None
-    array = found.get("embeddings", found.get("features"))
-    if array is None:
-        raise DatasetError(
-            f"features {path}: arrays {sorted(found)}, expected one called embeddings"
-        )
+            _refuse_bomb(path)
+            names = {
+                what: next((name for name in known if name in archive.files), None)
+                for what, known in _ARRAYS.items()
+            }
+            if names["embeddings"] is None:
+                raise DatasetError(
+                    f"features {path}: arrays {sorted(archive.files)[:20]}, expected one called "
+                    "embeddings"
+                )
+            found = {what: archive[name] for what, name in names.items() if name is not None}
+    array = found.pop("embeddings")
     part = _part(path, array)
-    identities = found.get("identities", found.get("labels"))
-    named = {"names": found.get("names"), "identities": identities}
-    for what, values in named.items():
-        if values is not None and values.shape != (len(array),):
+    for what, values in found.items():
+        if np.shape(values) != (len(array),):
             raise DatasetError(
-                f"features {path}: {what} {list(values.shape)}, expected one for each of "
+                f"features {path}: {what} {list(np.shape(values))}, expected one for each of "
                 f"{len(array)} rows"
             )
-    texts = {
-        what: None if values is None else [str(value) for value in values.tolist()]
-        for what, values in named.items()
-    }
+    with _damage_named(path):
+        texts = {what: [str(v) for v in values.tolist()] for what, values in found.items()}
     return Features(path, array.shape[1], [part], **texts)

@@ -26,6 +26,7 @@ from facetrain_datasets.errors import DatasetError
 _FACES, _PAIRS, _POINTS = "face_tid_mid.txt", "template_pair_label.txt", "name_5pts_score.txt"
 _PROBES = "1N_probe_mixed.csv"
 _BLOCK_BYTES = 1 << 24
+_MAX_EXACT = 1 << 53  # of numbers read as floats
 _TEMPLATE_COLUMNS = frozenset({"templateid", "template", "tid"})
 _SUBJECT_COLUMNS = frozenset({"subjectid", "subject", "sid"})
 
@@ -91,7 +92,15 @@ class IjbMeta:
         Raises:
             DatasetError: an absent or unreadable file, or files that name different images.
         """
-        names, numbers = _named_numbers(self._path(_FACES), 2, "template, media")
+        path = self._path(_FACES)
+        names, numbers = _named_numbers(path, 2, "template, media")
+        whole = (np.floor(numbers) == numbers) & (np.abs(numbers) <= _MAX_EXACT)
+        if not whole.all():
+            line = 1 + int(np.argmin(whole.all(axis=1)))
+            raise DatasetError(
+                f"{path}:{line}: template and media must be whole numbers, found "
+                f"{', '.join(f'{value:g}' for value in numbers[line - 1])}; correct the line"
+            )
         points_path = self._path(_POINTS)
         same_names, values = _named_numbers(points_path, 11, "ten coordinates, detector score")
         if same_names != names:
@@ -223,8 +232,19 @@ def _name_bad_pair(path: Path, first_line: int, text: str) -> None:
     raise DatasetError(f"{path}:{first_line}: no pairs of templates from this line on")
 
 
+def _id(text: str) -> int:
+    number = int(text)
+    if abs(number) > _MAX_EXACT:
+        raise ValueError(f"{text} is too large")
+    return number
+
+
 def _templates(path: Path, name: str) -> IjbTemplates:
-    rows = list(csv.reader(_lines(path)))
+    reader = csv.reader(_lines(path))
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise DatasetError(f"{path}:{reader.line_num}: {error}; correct the line") from None
     header = ["".join(c for c in cell.lower() if c.isalpha()) for cell in rows[0]] if rows else []
     columns = [
         next((at for at, cell in enumerate(header) if cell in known), None)
@@ -238,7 +258,7 @@ def _templates(path: Path, name: str) -> IjbTemplates:
     subjects: dict[int, int] = {}
     for number, row in enumerate(rows[1:], 2):
         try:
-            template, subject = (int(row[at]) for at in columns if at is not None)
+            template, subject = (_id(row[at]) for at in columns if at is not None)
         except (ValueError, IndexError):
             raise DatasetError(f"{path}:{number}: no template and subject id in it") from None
         if subjects.setdefault(template, subject) != subject:

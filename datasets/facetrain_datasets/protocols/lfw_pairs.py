@@ -18,6 +18,7 @@ import numpy as np
 
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.protocols.pair_set import PairSet
+from facetrain_datasets.whole_numbers import is_whole_number
 
 
 @dataclass(frozen=True)
@@ -154,4 +155,4 @@ def _pair(file: Path, number: int, line: str) -> Pair:
 
 def _is_count(field: str) -> bool:
     """Whether `field` is a whole number of 1 or more in plain digits."""
-    return field.isascii() and field.isdigit() and int(field) >= 1
+    return is_whole_number(field) and int(field) >= 1

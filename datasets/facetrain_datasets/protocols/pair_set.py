@@ -10,6 +10,7 @@ import numpy as np
 
 from facetrain_datasets.decoded_images import DecodedImages
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.file_bytes import read_image_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ class PairSet:
                 "the folder, or precomputed features"
             )
         try:
-            return (self.root / self.names[row]).read_bytes()
+            return read_image_file(str(self.root / self.names[row]))
         except FileNotFoundError:
             raise DatasetError(
                 f"{self.path}: {self.root / self.names[row]} does not exist; give the folder of "

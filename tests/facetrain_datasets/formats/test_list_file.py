@@ -68,6 +68,8 @@ def test_absolute_paths_are_taken(write_list: Callable[..., Path], tmp_path: Pat
         ("path,label\na.jpg,0\nb.jpg\n", r"faces.csv:3: expected path,label, found 'b.jpg'"),
         ("path,label\na.jpg,0\n\n,1\n", r"faces.csv:4: expected path,label, found ',1'"),
         ("path,label\na.jpg,Ada\n", r"faces.csv:2: expected path,label, found 'a.jpg,Ada'"),
+        ("path,label\na.jpg,0\nb.jpg,1099511627776\n", r"class ids up to 1099511627776 for 2 im"),
+        ("path,label\na.jpg,0\nb.jpg,16777215\n", r"class ids up to 16777215 for 2 images"),
         ("file,who\na,b\n", r"csv:1: .* or a header with the columns path and label or identity"),
         ("a.jpg 0\nb.jpg\n", r"faces.csv:2: expected path label, or .* found 'b.jpg'"),
         ("a.jpg 0\nb\0.jpg 1\n", r"faces.csv:2: expected path label"),

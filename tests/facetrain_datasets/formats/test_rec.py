@@ -146,13 +146,24 @@ def test_number_of_classes_is_the_property_files(write_rec: Callable, tmp_path: 
     assert open_faces(rec).identities == [f"{number:02d}" for number in range(11)]
 
 
-@pytest.mark.parametrize("content", ["1,112,112", "many", "", "-2,1,1", "999999999999999,1,1"])
+@pytest.mark.parametrize(
+    "content", ["1,112,112", "many", "", "-2,1,1", "999999999999999,1,1", "9" * 5000]
+)
 def test_property_file_that_cannot_be_is_named(
     write_rec: Callable, tmp_path: Path, content: str
 ) -> None:
     rec = write_rec(INSIGHTFACE)
     (tmp_path / "property").write_text(content)
     with pytest.raises(DatasetError, match=r"property: expected 'num_classes,height,width' with"):
+        open_faces(rec)
+
+
+def test_more_classes_than_the_images_can_need_are_refused(
+    write_rec: Callable, tmp_path: Path
+) -> None:
+    rec = write_rec(INSIGHTFACE)
+    (tmp_path / "property").write_text("16777216,112,112")
+    with pytest.raises(DatasetError, match=r"class ids up to 16777215 for \d images"):
         open_faces(rec)
 
 

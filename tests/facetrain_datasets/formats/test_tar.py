@@ -128,6 +128,20 @@ def test_member_that_cannot_be_trusted_or_used_is_named(
 
 
 @pytest.mark.parametrize(
+    "kind",
+    [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK],
+)
+def test_giant_name_of_a_member_is_not_read(tmp_path: Path, kind: bytes) -> None:
+    header = special("x", kind)
+    header.size = 7 << 30
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(20 << 30)  # sparse: it is all there, and takes no room
+    with pytest.raises(DatasetError, match=r"a name of 7,516,192,768 bytes at byte 0; restore"):
+        open_faces(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize(
     ("members", "reason"),
     [
         ([("a.jpg", b"x"), ("a.cls", b"one")], r"a.cls: expected a class id, found 'one'"),
@@ -135,6 +149,7 @@ def test_member_that_cannot_be_trusted_or_used_is_named(
         ([("a.jpg", b"x"), ("a.cls", b"9" * 30)], r"a.cls: expected a class id"),
         ([("a.jpg", b"x"), ("a.cls", b"999999999")], r"class ids up to 999999999 for 1 images"),
         ([("a.jpg", b"x"), ("a.json", b"{}")], r"a.json: no label or identity or class in it"),
+        ([("a.jpg", b"x"), ("a.json", b'{"label": "\\ud800"}')], r"a.json: no label or identity"),
         ([("a.jpg", b"x"), ("a.json", b"[" * 9000)], r"a.json: no label or identity"),
         ([("a.jpg", b"x"), ("a.json", b'{"label": true}')], r"a.json: no label or identity"),
         ([("a.jpg", b"x"), ("a.json", b'{"label": -4}')], r"a.jpg: label -4; allowed: class ids"),

@@ -223,6 +223,10 @@ def test_landmarks_without_box_and_score(landmarks: Callable[[str], Detector]) -
         ("", "no column file"),
         (HEADER + "a,0.5,0,0,9,9,1,2,3,4,5,6,7,8,nine,10\n", "landmarks.csv:2: right_mouth_x"),
         (HEADER + "a,0.5,0,0,9,9,1,2\n", "landmarks.csv:2: right_eye_x"),
+        (
+            ",".join([*HEADER.strip().split(",")[1:], "file"]) + "\n" + "1," * 14 + "1\n",
+            "2: no photo",
+        ),
         (HEADER + "a,0.5,0,0,9,9,1,2,3,4,5,6,7,8,nan,10\n", "landmarks.csv:2"),
     ],
 )

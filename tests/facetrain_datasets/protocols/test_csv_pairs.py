@@ -48,6 +48,7 @@ def test_folders_that_contradict_a_pair_are_no_identities(tmp_path: Path) -> Non
         ("left,right,same\n", ": no pair in it"),
         ("left,right,same,fold\na,b,1,2\n", ":1: columns left, right, same, fold, expected"),
         ("a,b,1\na,b\n", ":2: 2 fields, expected 3"),
+        ("a,b,1\n" + "x" * 140_000 + ",b,1\n", ":2: field larger than field limit"),
         ("a,b,2\n", ":1: same is '2'.* or a header left,right,same"),
         ("left,right,same\na,b,2\n", ":2: same is '2'; write 1 for .*, 0 for one of two$"),
         ("left,right,same,left_identity,right_identity\na,b,1,Ann,Bob\n", ":2: same is 1, but"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,58 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: Any, message: s
     with pytest.raises(DatasetError, match=message) as error:
         read_features(path)
     assert name in str(error.value)
+
+
+@pytest.mark.filterwarnings("error")
+def test_odd_files_of_numpy_are_one_error_without_a_warning(tmp_path: Path) -> None:
+    def npy(header: str) -> bytes:
+        return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
+
+    (tmp_path / "f.npy").write_bytes(
+        npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**62}, {2**62}), }}\n")
+    )
+    with pytest.raises(DatasetError, match="not a readable"):
+        read_features(tmp_path / "f.npy")
+    path = tmp_path / "f.npz"
+    giant = npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**15}, 512), }}\n")
+    for name, content in (
+        ("embeddings.npy", giant),
+        ("embeddings.npy", npy("(" * 900)),
+        ("embeddings", b"no array"),
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(name, content)
+        with pytest.raises(DatasetError, match=r"f\.npz: (not a readable .npz|its embeddings)"):
+            read_features(path)
+    np.savez(path, embeddings=ROWS)
+    encrypted = bytearray(path.read_bytes())
+    encrypted[6] |= 1
+    encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(encrypted)
+    with pytest.raises(DatasetError, match="not a readable"):
+        read_features(path)
+    np.savez(path, embeddings=ROWS)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("names.npy", bytes(200))
+    path.write_bytes(path.read_bytes().replace(b"\x09\x04\x05\x00\x5d", b"\x09\x04\x05\x00\xff"))
+    with pytest.raises(DatasetError, match="not a readable"):
+        read_features(path)
+
+
+def test_zip_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
+    path = tmp_path / "f.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("embeddings.npy", "w") as member:
+            np.save(member, ROWS)
+        archive.writestr("other.npy", bytes(100 << 20))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(DatasetError, match=r"other\.npy unpacks from .* to 104,857,600"):
+        read_features(path)
+
+
+def test_doubles_too_large_for_floats_are_infinite(tmp_path: Path) -> None:
+    np.save(tmp_path / "f.npy", np.full((2, 3), 1e300))
+    assert np.isinf(read_features(tmp_path / "f.npy").embeddings).all()
 
 
 def test_absent_and_empty_folders_are_named(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def test_galleries_and_probes_list_each_template_once(meta: Path) -> None:
     [
         ("face_tid_mid.txt", "1.jpg 10\n", "faces", r":1: expected image, template"),
         ("face_tid_mid.txt", "1.jpg 10 x\n", "faces", ":1: template, media: no finite"),
+        ("face_tid_mid.txt", "1.jpg 10 7\n2.jpg 1.5 7\n3.jpg 20 8\n", "faces", ":2: .* whole"),
+        ("face_tid_mid.txt", "1.jpg 10 7\n2.jpg 1 1e300\n3.jpg 20 8\n", "faces", ":2: .* whole"),
         ("face_tid_mid.txt", "", "faces", "no lines|names other images"),
         ("name_5pts_score.txt", f"1.jpg {POINTS} 0.1\n", "faces", "names other images"),
         ("name_5pts_score.txt", "1.jpg 1 2\n", "faces", ":1: expected image, ten"),
@@ -78,6 +80,9 @@ def test_galleries_and_probes_list_each_template_once(meta: Path) -> None:
         ("1N_gallery_G1.csv", "", "galleries", "columns none"),
         ("1N_gallery_G1.csv", "TID,SID\n", "galleries", "no lines under"),
         ("1N_gallery_G1.csv", "TID,SID\n1,x\n", "galleries", ":2: no template"),
+        ("1N_gallery_G1.csv", f"TID,SID\n1,{2**63}\n", "galleries", ":2: no template"),
+        ("1N_gallery_G1.csv", "TID,SID\n1," + "9" * 5000, "galleries", ":2: no template"),
+        ("1N_gallery_G1.csv", "TID,SID\n1," + "9" * 140_000, "galleries", ":2: field larger"),
         ("1N_gallery_G1.csv", "TID,SID\n1,2\n1,3\n", "galleries", ":3: template 1 has subjects 2"),
     ],
 )

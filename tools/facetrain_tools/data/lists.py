@@ -16,6 +16,7 @@ import numpy as np
 from facetrain.errors import FacetrainError
 from facetrain.report import write_atomically
 from facetrain_datasets.source import FaceSource
+from facetrain_datasets.whole_numbers import is_whole_number
 
 #: The first columns of a list of images.
 IMAGE_COLUMNS = ("index", "image", "identity")
@@ -79,7 +80,7 @@ def listed_images(path: Path, source: FaceSource) -> np.ndarray:
 
 
 def _index(where: str, index: str | None, image: str | None, source: FaceSource) -> int:
-    if index is None or not index.isdecimal() or int(index) >= len(source):
+    if index is None or not is_whole_number(index) or int(index) >= len(source):
         raise FacetrainError(
             f"{where}: index {index!r} is none of the {len(source)} images; give the list made of "
             "this set"

@@ -27,6 +27,7 @@ from facetrain.evaluation.templates import POOLINGS, Templates, pool_templates
 from facetrain.report import Block, Facts, Figure, Section, Table, curves
 from facetrain.report.tables import far_text, percent, tar_table, threshold_table
 from facetrain_datasets.decode import decode_photo
+from facetrain_datasets.file_bytes import read_image_file
 from facetrain_datasets.prepare.alignment import align
 from facetrain_datasets.protocols.ijb import IjbFaces, IjbMeta, open_ijb
 from facetrain_tools.embedding import EmbeddingFlags, embed
@@ -76,8 +77,8 @@ class AlignedCrops(Sequence[np.ndarray]):
     def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
-        path = self.root / self.faces.names[index]
-        return align(decode_photo(path.read_bytes(), str(path)), self.faces.points[index])
+        path = str(self.root / self.faces.names[index])
+        return align(decode_photo(read_image_file(path), path), self.faces.points[index])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -212,7 +213,7 @@ def _verification_sections(
 
     def read(row: int) -> bytes:
         assert root is not None
-        return (root / faces.names[int(templates.first_face[row])]).read_bytes()
+        return read_image_file(str(root / faces.names[int(templates.first_face[row])]))
 
     return [
         Section("1:1", tables),

@@ -49,6 +49,8 @@ class LandmarksFile:
                 for row in reader:
                     where = f"{path}:{reader.line_num}"
                     rows.append([_number(where, name, row[name]) for name in self._columns])
+                    if not row["file"]:
+                        raise DatasetError(f"{where}: no photo named under file; correct the line")
                     self._rows_of[posixpath.normpath(row["file"])].append(len(rows) - 1)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DatasetError(f"landmarks {path}: cannot be read ({error})") from error
