@@ -61,7 +61,7 @@ def plain_members(shard: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
         file.seek(position)
         try:
             if archive is None:
-                archive = tarfile.TarFile(fileobj=file)
+                archive = tarfile.TarFile(fileobj=file, tarinfo=_Header)
                 file.seek(0)
             member = _Header.fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
