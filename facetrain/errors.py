@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
+from facetrain.printable import one_line
+
 EXIT_BAD_INPUT = 2
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """Only writing fails so, also of a file that the system does not name."""
@@ -48,10 +50,18 @@ def bad_input_message(error: Exception) -> str | None:
     """The line that tells a user of `error`; None for a defect, which keeps its traceback.
 
     What the system says of a named file is bad input too (it is absent, forbidden, ...), and so is
-    a disk that takes no more.
+    a disk or a memory that takes no more.
     """
+    said = _message(error)
+    return None if said is None else one_line(said)
+
+
+def _message(error: Exception) -> str | None:
     if isinstance(error, bad_input_errors()):
         return str(error)
+    if isinstance(error, MemoryError):
+        detail = f" ({error})" if str(error) else ""
+        return f"not enough memory{detail}; give less data at once, or free some"
     if not isinstance(error, OSError):
         return None
     if error.errno in _NO_ROOM:

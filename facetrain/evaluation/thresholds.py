@@ -186,7 +186,7 @@ class Thresholds:
             raise FacetrainError(f"thresholds {path}: not readable ({error})") from None
         try:
             return cls._of_content(content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FacetrainError(
                 f"thresholds {path}: not a {FORMAT} file of version {VERSION} ({error!r}); write "
                 "it with `facetrain eval calibrate`"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from facetrain.errors import FacetrainError
+from facetrain.printable import printable
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -89,7 +90,9 @@ class Facts:
 
     def to_text(self) -> str:
         width = max(map(len, self.values), default=0)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.values.items())
+        return "\n".join(
+            printable(f"{name:<{width}}  {value}") for name, value in self.values.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class Table:
 
     def to_text(self) -> str:
         """The table in aligned columns, for a terminal."""
-        lines = [list(self.header), *map(list, self.rows)]
+        lines = [list(map(printable, line)) for line in (self.header, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
             "  ".join(
@@ -137,7 +140,7 @@ class Table:
             for line in lines
         ]
         text.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join(text + ([self.caption] if self.caption else []))
+        return "\n".join(text + ([printable(self.caption)] if self.caption else []))
 
 
 @dataclass(frozen=True)
@@ -197,16 +200,23 @@ def render_page(title: str, sections: Sequence[Section], *, summary: str = "") -
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], *, summary: str = "") -> None:
-    """Writes the page to `path`, creating its folder; readers never see half of it."""
-    write_atomically(path, render_page(title, sections, summary=summary))
+    """Writes the page to `path`, creating its folder; readers never see half of it.
+
+    What no encoding can write, as parts of file names that are no UTF-8, is shown by its code.
+    """
+    page = render_page(title, sections, summary=summary)
+    write_atomically(path, page.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes UTF-8 text to a temporary name beside `path` and renames it."""
+    """Writes UTF-8 text to a temporary name beside `path` and renames it.
+
+    Parts of file names that are no UTF-8 are written as the bytes they are.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="surrogateescape")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -66,6 +66,20 @@ def _raise(error: BaseException) -> Callable[[], int]:
             "be written, choose another folder with --out",
         ),
         (
+            FileNotFoundError(2, "No such file or directory", "a\n\x1b[31m\udcff.jpg"),
+            r"error: a\n\x1b[31m\udcff.jpg: No such file or directory; check the path",
+        ),
+        (FacetrainError("action a\nb"), r"error: action a\nb"),
+        (
+            FacetrainError("x" * 10_000 + "; do this"),
+            f"error: {'x' * 900} ... {'x' * 291}; do this",
+        ),
+        (
+            MemoryError("Unable to allocate 1 PiB"),
+            "error: not enough memory (Unable to allocate 1 PiB); give less data at once, or free "
+            "some",
+        ),
+        (
             FileNotFoundError(2, "No such file or directory", "a.jpg"),
             "error: a.jpg: No such file or directory; check the path",
         ),

@@ -66,6 +66,19 @@ def test_a_copied_recipe_runs_by_its_path(
     assert "--protocols" in capsys.readouterr().out
 
 
+def test_output_that_does_not_fit_on_its_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "facetrain_tools.cli", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output: No space left on device; free space\n"
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m facetrain_tools.cli train lfw --help | head -n 1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)

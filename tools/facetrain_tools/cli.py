@@ -6,6 +6,7 @@ A command is a function (arguments, prog) -> exit code in a module of its own, i
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -28,12 +29,19 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code, 2 for bad input."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # who read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # the last lines do not fit on the disk that the output goes to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: standard output: {error.strerror}; free space", file=sys.stderr)
+        return 2
     return code
 
 

@@ -78,6 +78,8 @@ def good() -> dict[str, Any]:
         {"thresholds": [{"far_target": 0.1}]},
         {"thresholds": [{"far_target": 2, "cosine": 0.3, "far": 0.1, "tar": 0.9}]},
         {"thresholds": [{"far_target": 0.1, "cosine": "x", "far": 0.1, "tar": 0.9}]},
+        {"thresholds": [{"far_target": 0.1, "cosine": 10**400, "far": 0.1, "tar": 0.9}]},
+        {"num_impostor": float("inf")},
         {"thresholds": 3},
         {"measured_with": []},
         {"num_genuine": None},

@@ -113,6 +113,20 @@ def test_facts_print_as_aligned_text() -> None:
     ]
 
 
+def test_text_for_a_terminal_obeys_no_name(tmp_path: Path) -> None:
+    name = "\x1b[31m\n\udcff"
+    shown = r"\x1b[31m\n\udcff"
+    assert Facts({name: name}).to_text() == f"{shown}  {shown}"
+    assert Table((name,), [(name,)], name).to_text().splitlines() == [
+        shown,
+        "-" * len(shown),
+        shown,
+        shown,
+    ]
+    write_page(tmp_path / "report.html", name, [Section("", [Text(name)])])
+    assert r"\udcff</p>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_uneven_table_and_unknown_image_are_refused() -> None:
     with pytest.raises(FacetrainError, match="1 cells under 2 headings"):
         Table(("a", "b"), [("c",)])

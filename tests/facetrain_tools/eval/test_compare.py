@@ -49,6 +49,24 @@ def test_figures_stand_side_by_side(
         ("{", "not a readable results.json"),
         ("[]", "no results of facetrain eval"),
         ('{"systems": 1}', "no results of facetrain eval"),
+        ('{"action": "all-pairs", "used": {}, "eer": 1e400}', "not as facetrain eval writes it"),
+        ('{"action": "all-pairs", "used": {}, "n": %s}' % ("9" * 400), "no usable number"),
+        *(
+            (f'{{"action": "all-pairs", "used": {{}}, "{name}": {value}}}', "not as facetrain eval")
+            for name, value in (
+                ("curve", "3"),
+                ("curve", '{"far": [0]}'),
+                ("curve", '{"far": ["a"], "tar": [1]}'),
+                ("curve", '{"far": [0, 1], "tar": [1]}'),
+                ("curve", '{"far": [], "tar": []}'),
+                ("curve", '{"far": [0.5, 0.1], "tar": [0, 1]}'),
+                ("curve", '{"far": [0, 1], "tar": [0, 1]}'),  # no counts of pairs
+                ("tar_at_far", '[{"far_target": "x"}]'),
+                ("tar_at_far", '[{"far_target": 0.1, "tar": "x"}]'),
+                ("tar_at_far", '[{"far_target": NaN, "tar": 0.1}]'),
+            )
+        ),
+        ('{"action": "\\u001b\\n", "used": {}}', r"of eval \x1b\n;"),
         ('{"action": "ijb", "used": {}}', "is of eval all-pairs, c/results.json of eval ijb"),
     ],
 )
@@ -61,4 +79,6 @@ def test_other_files_are_one_line(
     if content is not None:
         Path("c/results.json").write_text(content)
     assert eval_command.main(["compare", "a", "c"]) == EXIT_BAD_INPUT
-    assert names in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert names in error
+    assert error.count("\n") == 1

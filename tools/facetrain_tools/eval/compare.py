@@ -24,6 +24,7 @@ from facetrain_tools.output import RESULTS_FILE, output_folder, write_report
 
 #: Parts of results.json that are no figures to compare.
 _APART = frozenset({"flags", "used", "action", "curve", "intervals"})
+_TOO_LARGE = 1e15
 _SHOWN_RANKS = frozenset({"1", "5", "10"})
 #: Words of results.json, and what stands for them on the terminal and the page.
 _PRINTED = {
@@ -61,23 +62,13 @@ class CompareFlags:
 
 @dataclass(frozen=True)
 class _Result:
+    """A results.json: what was evaluated with what, its figures, and the curve as far as kept."""
+
     path: Path
-    content: Mapping[str, Any]
-
-    @property
-    def figures(self) -> dict[str, float | None]:
-        return dict(_flat({k: v for k, v in self.content.items() if k not in _APART}))
-
-    def roc(self) -> Roc | None:
-        """The curve as far as it was kept."""
-        curve = self.content.get("curve")
-        if curve is None:
-            return None
-        far, tar = (np.array(curve[name], dtype=np.float64) for name in ("far", "tar"))
-        counts = self.content.get("verification", self.content)
-        return Roc(
-            np.full(len(far), np.nan), far, tar, counts["num_genuine"], counts["num_impostor"]
-        )
+    action: str
+    used: Mapping[str, Any]
+    figures: Mapping[str, float | None]
+    roc: Roc | None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,7 +83,7 @@ def run_compare(flags: CompareFlags) -> int:
         FacetrainError: a file that cannot be read, or results of two kinds.
     """
     first, second = (_read(path) for path in (flags.first, flags.second))
-    actions = [result.content["action"] for result in (first, second)]
+    actions = [result.action for result in (first, second)]
     if actions[0] != actions[1]:
         raise FacetrainError(
             f"{first.path} is of eval {actions[0]}, {second.path} of eval {actions[1]}; compare "
@@ -100,7 +91,7 @@ def run_compare(flags: CompareFlags) -> int:
         )
     folder = output_folder("eval-compare", flags.out)
     blocks: list[Facts | Table] = [figure_table(first.figures, second.figures)]
-    used = [result.content["used"] for result in (first, second)]
+    used = [first.used, second.used]
     differing = {
         f"{name}, {side}": str(values.get(name, "-"))
         for name in sorted({*used[0], *used[1]})
@@ -111,7 +102,7 @@ def run_compare(flags: CompareFlags) -> int:
         blocks.append(Facts(differing))
     print_blocks([Facts({"A": str(first.path), "B": str(second.path)}), *blocks])
     sections = [Section("Figures", blocks)]
-    rocs = {name: result.roc() for name, result in (("A", first), ("B", second))}
+    rocs = {"A": first.roc, "B": second.roc}
     if kept := {name: roc for name, roc in rocs.items() if roc is not None}:
         sections.append(Section("Curves", curve_figures(kept)))
     write_report(
@@ -167,13 +158,48 @@ def _flat(content: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
     elif isinstance(content, list):
         for point in content:
             if isinstance(point, Mapping) and "far_target" in point:
-                target = f"{name} {far_text(point['far_target'])}"
-                yield target, point.get("tar")
+                target = f"{name} {far_text(_number_of(point['far_target']))}"
+                tar = point.get("tar")
+                yield target, None if tar is None else _number_of(tar)
                 threshold = point.get("threshold", point.get("cosine"))
                 if threshold is not None:
-                    yield f"{target} threshold", threshold
-    elif content is None or (isinstance(content, (int, float)) and not isinstance(content, bool)):
-        yield name, content
+                    yield f"{target} threshold", _number_of(threshold)
+    elif content is None:
+        yield name, None
+    elif isinstance(content, (int, float)) and not isinstance(content, bool):
+        yield name, None if content != content else _number_of(content)  # NaN: not measurable
+
+
+def _number_of(value: Any) -> float:
+    """A number that can be counted with.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not abs(value) < _TOO_LARGE
+    ):
+        raise ValueError(f"{type(value).__name__} that is no usable number")
+    return value
+
+
+def _roc(content: Mapping[str, Any]) -> Roc | None:
+    curve = content.get("curve")
+    if curve is None:
+        return None
+    far, tar = (np.array(list(map(_number_of, curve[name])), np.float64) for name in ("far", "tar"))
+    rising = all((np.diff(values, prepend=0.0, append=1.0) >= 0).all() for values in (far, tar))
+    if len(far) != len(tar) or not len(far) or not rising:
+        raise ValueError("a curve that is none")
+    counts = content.get("verification", content)
+    num_genuine, num_impostor = (
+        int(_number_of(counts[name])) for name in ("num_genuine", "num_impostor")
+    )
+    if min(num_genuine, num_impostor) < 1:
+        raise ValueError("no pairs")
+    return Roc(np.full(len(far), np.nan), far, tar, num_genuine, num_impostor)
 
 
 def _read(path: Path) -> _Result:
@@ -187,4 +213,10 @@ def _read(path: Path) -> _Result:
     known = isinstance(content, dict) and isinstance(content.get("used"), dict)
     if not known or not isinstance(content.get("action"), str):
         raise FacetrainError(f"{file}: no results of facetrain eval; name a {RESULTS_FILE} of one")
-    return _Result(file, content)
+    try:
+        figures = dict(_flat({k: v for k, v in content.items() if k not in _APART}))
+        return _Result(file, content["action"], content["used"], figures, _roc(content))
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FacetrainError(
+            f"{file}: not as facetrain eval writes it ({str(error)[:80]}); evaluate anew"
+        ) from None
