@@ -25,6 +25,7 @@ from facetrain.preprocessing import Preprocessing
 #: Metadata of an ONNX file that holds its `Preprocessing`, as JSON.
 PREPROCESSING_KEY = "facetrain.preprocessing"
 _ONNX_PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
+_MAX_FIXED_BATCH = 4096
 
 
 class Embedder(Protocol):
@@ -140,7 +141,7 @@ class OnnxEmbedder:
             return Preprocessing()
         try:
             return Preprocessing.from_dict(json.loads(text))
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise FacetrainError(
                 f"model file {self.path}: metadata {PREPROCESSING_KEY} is not usable ({error})"
             ) from error
@@ -161,6 +162,11 @@ class OnnxEmbedder:
             )
         self._input_name = inputs[0].name
         self._fixed_batch = shape[0] if isinstance(shape[0], int) else None
+        if self._fixed_batch is not None and not 1 <= self._fixed_batch <= _MAX_FIXED_BATCH:
+            raise FacetrainError(
+                f"model file {self.path}: a batch of {self._fixed_batch} images; export it with a "
+                "dynamic batch"
+            )
 
     def describe(self) -> str:
         provider = self._session.get_providers()[0].removesuffix("ExecutionProvider")
@@ -177,7 +183,18 @@ class OnnxEmbedder:
         if self._fixed_batch and num_rows < self._fixed_batch:
             inputs = np.concatenate([inputs, np.repeat(inputs[-1:], self._fixed_batch, axis=0)])
             inputs = inputs[: self._fixed_batch]
-        (output,) = self._session.run(None, {self._input_name: inputs})
+        try:
+            (output,) = self._session.run(None, {self._input_name: inputs})
+        except Exception as error:  # as above, of a model that fails only when it runs
+            reason = str(error).strip().splitlines()[0][:160]
+            raise FacetrainError(
+                f"model file {self.path}: does not run on {list(inputs.shape)} ({reason}); export "
+                "it anew"
+            ) from error
+        if not isinstance(output, np.ndarray) or output.dtype.kind != "f":
+            raise FacetrainError(
+                f"model file {self.path}: its output is no array of floats; export it so"
+            )
         if output.ndim != 2 or len(output) != len(inputs):
             raise FacetrainError(
                 f"model file {self.path}: {len(inputs)} images gave an output "

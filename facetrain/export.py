@@ -48,12 +48,14 @@ def export_onnx(embedder: TorchEmbedder, path: Path, thresholds: Thresholds | No
     }
     if thresholds is not None:
         metadata[THRESHOLDS_KEY] = thresholds.to_json()
+    if path.is_dir():
+        raise FacetrainError(f"{path}: is a folder; name the file to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.partial-{os.getpid()}.onnx")
     try:
         _write(embedder, partial, metadata)
         difference = _largest_difference(embedder, partial)
-        if difference > MAX_RELATIVE_DIFFERENCE:
+        if not difference <= MAX_RELATIVE_DIFFERENCE:  # NaN is no difference to accept either
             raise FacetrainError(
                 f"{path}: the ONNX model differs from the torch one by {difference:.1e}, more than "
                 f"{MAX_RELATIVE_DIFFERENCE:g}; nothing was written, please report this model"
@@ -131,6 +133,11 @@ def _largest_difference(embedder: TorchEmbedder, path: Path) -> float:
         shape = (num_rows, 3, size, size)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         expected = embedder.embed(images)
+        if not np.isfinite(expected).all() or not expected.any():
+            raise FacetrainError(
+                f"model {embedder.describe()}: embeddings of random images are NaN, infinite or "
+                "zero; it is broken, export another one"
+            )
         difference = np.abs(exported.embed(images) - expected).max() / np.abs(expected).max()
         largest = max(largest, float(difference))
     return largest

@@ -83,8 +83,11 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
         "preprocessing": dict,
         "state_dict": dict,
     }
-    wrong = [name for name, kind in fields.items() if not isinstance(content.get(name), kind)]
-    if not wrong and not all(isinstance(v, Tensor) for v in content["state_dict"].values()):
+    wrong = [name for name, kind in fields.items() if type(content.get(name)) is not kind]
+    if not wrong and not all(
+        isinstance(name, str) and isinstance(tensor, Tensor)
+        for name, tensor in content["state_dict"].items()
+    ):
         wrong = ["state_dict"]
     if wrong:
         raise FacetrainError(
@@ -96,6 +99,11 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> TorchEmbedder:
         backbone = build_backbone(values["backbone"], values["embedding_size"])
     except FacetrainError as error:
         raise FacetrainError(f"model file {path}: {error}") from error
+    if preprocessing.image_size != backbone.image_size:
+        raise FacetrainError(
+            f"model file {path}: images of {preprocessing.image_size} pixels for a backbone that "
+            f"takes {backbone.image_size}; write it again with save_model"
+        )
     load_state(backbone, values["state_dict"], path)
     return TorchEmbedder(backbone.to(device), preprocessing, device, name=values["backbone"])
 
@@ -159,7 +167,7 @@ def load_arcface_model(
     state = read_arcface_state(path)
     backbone = build_backbone(backbone_name, embedding_size=1)
     projection = state.get(backbone.projection_name)
-    if projection is not None:
+    if projection is not None and projection.dim():
         backbone = build_backbone(backbone_name, embedding_size=len(projection))
     load_state(backbone, state, path)
     return TorchEmbedder(backbone.to(device), Preprocessing(), device, name=backbone_name)

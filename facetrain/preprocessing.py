@@ -16,6 +16,7 @@ from torch import Tensor
 from facetrain.errors import FacetrainError
 
 COLORS = ("rgb", "bgr")
+_MAX_IMAGE_SIZE = 4096
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,10 @@ class Preprocessing:
             raise FacetrainError(f"preprocessing mean {self.mean}: must be a pixel value, 0 to 255")
         if not 0.0 < self.std <= 255.0:
             raise FacetrainError(f"preprocessing std {self.std}: must be above 0, at most 255")
-        if self.image_size < 1:
-            raise FacetrainError(f"preprocessing image_size {self.image_size}: must be at least 1")
+        if not 1 <= self.image_size <= _MAX_IMAGE_SIZE:
+            raise FacetrainError(
+                f"preprocessing image_size {self.image_size}: must be 1 to {_MAX_IMAGE_SIZE}"
+            )
 
     def normalise(self, images: Tensor) -> Tensor:
         """Network input, float32 [B, 3, H, W], of uint8 RGB images [B, 3, H, W].
@@ -83,7 +86,7 @@ class Preprocessing:
         names = {field.name for field in fields(cls)}
         if set(values) != names:
             raise FacetrainError(
-                f"preprocessing has the fields {sorted(values)}, expected {sorted(names)}"
+                f"preprocessing has the fields {sorted(map(str, values))}, expected {sorted(names)}"
             )
         try:
             return cls(
@@ -92,5 +95,5 @@ class Preprocessing:
                 std=float(values["std"]),
                 image_size=int(values["image_size"]),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise FacetrainError(f"preprocessing {dict(values)}: {error}") from error

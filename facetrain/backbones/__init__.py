@@ -23,6 +23,8 @@ from facetrain.errors import FacetrainError
 
 __all__ = ["BACKBONES", "Backbone", "Segment", "build_backbone", "load_arcface_weights"]
 
+_MAX_EMBEDDING_SIZE = 1 << 16
+
 BACKBONES: dict[str, Callable[[int, float], Backbone]] = {
     "iresnet18": iresnet18,
     "iresnet34": iresnet34,
@@ -40,12 +42,12 @@ def build_backbone(name: str, embedding_size: int, dropout: float = 0.0) -> Back
     """A freshly initialised backbone (torch's global generator).
 
     Raises:
-        FacetrainError: unknown name, an embedding size below 1, or a dropout outside [0, 1).
+        FacetrainError: unknown name, an embedding size or a dropout out of range.
     """
     if name not in BACKBONES:
         raise FacetrainError(f"backbone {name!r} is unknown; choose one of {', '.join(BACKBONES)}")
-    if embedding_size < 1:
-        raise FacetrainError(f"embedding_size {embedding_size}: must be at least 1")
+    if not 1 <= embedding_size <= _MAX_EMBEDDING_SIZE:
+        raise FacetrainError(f"embedding_size {embedding_size}: must be 1 to {_MAX_EMBEDDING_SIZE}")
     if not 0.0 <= dropout < 1.0:
         raise FacetrainError(f"dropout {dropout}: must be in [0, 1)")
     return BACKBONES[name](embedding_size, dropout)

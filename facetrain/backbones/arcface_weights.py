@@ -98,8 +98,13 @@ def load_state(backbone: Backbone, state: Mapping[str, Tensor], path: Path) -> N
         for name in own
         if name in state and state[name].shape != own[name].shape
     ]
+    wrong += [
+        f"{name} {str(state[name].dtype).removeprefix('torch.')} {state[name].layout}"
+        for name in own
+        if name in state and not _is_like(state[name], own[name])
+    ]
     if wrong:
-        problems.append(f"{len(wrong)} of another shape ({_few(wrong)})")
+        problems.append(f"{len(wrong)} of another shape or kind ({_few(wrong)})")
     if problems:
         raise FacetrainError(
             f"model file {path}: its tensors are not those of {type(backbone).__name__} with "
@@ -107,6 +112,17 @@ def load_state(backbone: Backbone, state: Mapping[str, Tensor], path: Path) -> N
             "choose the backbone that the file was trained with"
         )
     backbone.load_state_dict(state, strict=True)
+
+
+def _is_like(tensor: Tensor, own: Tensor) -> bool:
+    """Whether the values can be copied: dense ones that are there, and of the same sort."""
+    return (
+        tensor.layout == torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_meta
+        and tensor.is_floating_point() == own.is_floating_point()
+        and not tensor.is_complex()
+    )
 
 
 def _few(names: list[str]) -> str:

@@ -132,6 +132,42 @@ def test_onnx_of_another_kind_is_refused(tmp_path: Path) -> None:
         load_embedder(path, backbone="iresnet18")
 
 
+def test_onnx_that_does_not_run_as_it_says_is_refused(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "odd.onnx"
+    for batch in (0, 10**9):
+        write_onnx(path, batch)
+        with pytest.raises(FacetrainError, match=rf"odd\.onnx: a batch of {batch} images"):
+            load_embedder(path)
+    write_onnx(path, "n")
+    good = path.read_bytes()
+    for metadata in ("[" * 100_000, '{"color": "rgb", "mean": 1, "std": 1, "image_size": 1e999}'):
+        model = onnx.load_from_string(good)
+        model.metadata_props.add(key="facetrain.preprocessing", value=metadata)
+        onnx.save(model, str(path))
+        with pytest.raises(FacetrainError, match=r"metadata .* is not usable"):
+            load_embedder(path)
+    for operator, message in (("Cast", "no array of floats"), ("Reshape", "does not run on")):
+        model = onnx.load_from_string(good)
+        model.graph.node[-1].output[0] = "product"
+        if operator == "Cast":
+            model.graph.node.append(
+                onnx.helper.make_node("Cast", ["product"], ["embedding"], to=onnx.TensorProto.INT64)
+            )
+            model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+        else:
+            shape = onnx.numpy_helper.from_array(np.array([7, -1]), "shape")
+            model.graph.initializer.append(shape)
+            model.graph.node.append(
+                onnx.helper.make_node("Reshape", ["product", "shape"], ["embedding"])
+            )
+        onnx.save(model, str(path))
+        with pytest.raises(FacetrainError, match=message) as caught:
+            load_embedder(path)
+        assert "\n" not in str(caught.value)
+
+
 def test_onnx_without_onnxruntime_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

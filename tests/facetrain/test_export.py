@@ -70,6 +70,19 @@ def test_a_model_that_comes_out_different_is_not_left_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_broken_model_or_a_folder_is_refused(tmp_path: Path) -> None:
+    embedder = _embedder()
+    with torch.no_grad():
+        for parameter in embedder.backbone.parameters():
+            parameter.fill_(torch.nan)
+    with pytest.raises(FacetrainError, match="NaN, infinite or zero"):
+        export_onnx(embedder, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(FacetrainError, match=r"folder\.onnx: is a folder"):
+        export_onnx(embedder, tmp_path / "folder.onnx")
+
+
 @pytest.mark.parametrize("name", ["iresnet18", "mobilefacenet"])
 def test_every_kind_of_backbone_can_be_exported(name: str, tmp_path: Path) -> None:
     assert export_onnx(_embedder(name), tmp_path / "model.onnx") < 1e-4

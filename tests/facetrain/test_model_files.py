@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,14 @@ def test_pickle_that_would_run_code_is_refused(
         ({"backbone": "resnet"}, "'resnet' is unknown"),
         ({"backbone": "mobilefacenet_small"}, "another shape"),
         ({"embedding_size": 17}, "another shape"),
+        ({"embedding_size": 1 << 40}, "embedding_size 1099511627776: must be 1 to 65536"),
+        ({"embedding_size": True}, "no usable embedding_size"),
         ({"preprocessing": {"color": "rgb"}}, "preprocessing has the fields"),
+        ({"preprocessing": {"color": "rgb", 1: 2}}, "preprocessing has the fields"),
+        ({"preprocessing": {**BGR.to_dict(), "image_size": float("inf")}}, "preprocessing {"),
+        ({"preprocessing": {**BGR.to_dict(), "image_size": 10**9}}, "must be 1 to 4096"),
+        ({"preprocessing": {**BGR.to_dict(), "image_size": 96}}, "images of 96 pixels"),
+        ({"state_dict": {1: torch.zeros(1), "a": torch.zeros(1)}}, "no usable state_dict"),
     ],
 )
 def test_wrong_content_is_refused(
@@ -111,6 +119,31 @@ def test_wrong_content_is_refused(
         load_model(model_file)
     assert str(model_file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.to_sparse(),
+        lambda tensor: tensor.to("meta"),
+        lambda tensor: tensor.to(torch.complex64),
+        lambda tensor: tensor.int(),
+        lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+        lambda tensor: torch.zeros(1).expand(10**6, 10**6),
+    ],
+)
+def test_tensors_of_another_kind_are_refused(
+    model_file: Path, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    content = torch.load(model_file)
+    name, tensor = next(iter(content["state_dict"].items()))
+    content["state_dict"][name] = change(tensor)
+    torch.save(content, model_file)
+    with pytest.raises(
+        FacetrainError, match=f"1 of another shape or kind.*{name}|not a torch|holds"
+    ):
+        load_model(model_file)
 
 
 def test_absent_files_are_named(tmp_path: Path) -> None:
