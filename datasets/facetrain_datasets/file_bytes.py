@@ -31,6 +31,8 @@ def read_image_file(path: str) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_IMAGE_BYTES:
             raise DatasetError(f"{path}: {_what_it_is(status)}, not an image; replace or remove it")
         return os.read(descriptor, status.st_size)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)
 

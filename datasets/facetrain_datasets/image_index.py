@@ -31,6 +31,9 @@ VERSION = 1
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 1 << 30
 
+# Whatever a damaged file brings about: the index is then built anew.
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
 Progress = Callable[[int, int], None]
 Fingerprint = dict[str, object]
 
@@ -94,8 +97,7 @@ def open_index(
     fingerprint = _fingerprint(format_name, data_files)
     places = _places(path, format_name)
     for place in places:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            # Whatever a damaged file brings about: the index is then built anew.
+        with contextlib.suppress(*_DAMAGED):
             return _load(place, fingerprint)
     index = build()
     if fingerprint != _fingerprint(format_name, data_files):
@@ -165,6 +167,8 @@ def _load(location: Path, fingerprint: Fingerprint | None = None) -> ImageIndex:
         OSError: no such file.
         ValueError: no index, a damaged one, or one of another fingerprint.
     """
+    if not location.is_file():  # a pipe would wait for ever
+        raise FileNotFoundError(f"{location}: no file")
     with location.open("rb") as file:
         header = json.loads(file.readline(_MAX_HEADER_BYTES))
         position = file.tell()
@@ -178,7 +182,7 @@ def _load(location: Path, fingerprint: Fingerprint | None = None) -> ImageIndex:
         if position > len(pages):
             raise ValueError(f"{location}: cut")
         arrays[name] = pages[start:position].view(dtype)
-    return ImageIndex(
+    index = ImageIndex(
         identities=PackedStrings(arrays["identities"], arrays["identity_ends"]),
         labels=arrays["labels"],
         names=PackedStrings(arrays["names"], arrays["name_ends"]),
@@ -188,6 +192,33 @@ def _load(location: Path, fingerprint: Fingerprint | None = None) -> ImageIndex:
         note=header["note"],
         location=location,
     )
+    if fingerprint is not None:  # else it was checked by who passed it on
+        _check(index, len(header["fingerprint"]["files"]))
+    return index
+
+
+def _check(index: ImageIndex, num_files: int) -> None:
+    """Whether the arrays go together; an index may come with data from elsewhere.
+
+    Names and places are not looked through: wrong ones are noticed when an image is read.
+
+    Raises:
+        ValueError: they do not.
+    """
+    labels, names, identities, shards = index.labels, index.names, index.identities, index.shards
+    per_image = (index.offsets, index.lengths, shards)
+    integers = (labels, index.offsets, index.lengths, names.ends, identities.ends)
+    if not (
+        all(array.dtype == np.int64 for array in integers)
+        and (shards.dtype == np.int32 or not shards.size)
+        and len(labels) == len(names) > 0
+        and all(array.size in (0, len(labels)) for array in per_image)
+        and len(index.offsets) == len(index.lengths)
+        and 0 <= labels.min() <= labels.max() < len(identities)
+        and (not shards.size or 0 <= shards.min() <= shards.max() < num_files)
+        and all(strings.ends[-1] == len(strings.data) for strings in (names, identities))
+    ):
+        raise ValueError(f"{index.location}: damaged")
 
 
 @contextlib.contextmanager

@@ -75,7 +75,10 @@ class IndexedFaces:
         if abs(length) > MAX_IMAGE_BYTES:
             raise DatasetError(f"{self.describe(index)}: {abs(length):,} bytes, not an image")
         file = self._open(self._shards.item(index))
-        data = os.pread(file.descriptor, abs(length), self._offsets.item(index))
+        try:
+            data = os.pread(file.descriptor, abs(length), self._offsets.item(index))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.describe(index)) from None
         if len(data) != abs(length):
             raise DatasetError(
                 f"{self.describe(index)}: the file ends before the image does; "

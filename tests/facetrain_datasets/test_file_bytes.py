@@ -44,3 +44,11 @@ def test_member_too_large_for_an_image_is_not_read(
         archive.add(tmp_path / "1.jpg", "Ada/1.jpg")
     with pytest.raises(DatasetError, match=r"a\.tar: Ada/1\.jpg: 4 bytes, not an image"):
         open_faces(tmp_path / "a.tar").read(0)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["a.tar", "a.parquet", "a.rec"])
+def test_shard_that_is_no_file_is_named(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DatasetError, match=rf"{name}: no (such )?file; give"):
+        open_faces(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 
 from facetrain_datasets import image_index
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.formats.recordio import image_of_parts
 from facetrain_datasets.image_index import ImageIndex, open_index
 from facetrain_datasets.indexed_faces import IndexedFaces
 from facetrain_datasets.packed_strings import PackedStrings
@@ -86,6 +87,85 @@ def test_stale_index_is_built_anew(data: Path, build: Builder, change: str) -> N
 def test_damaged_index_is_built_anew(data: Path, build: Builder, content: bytes) -> None:
     data.with_name("faces.bin.index").write_bytes(content)
     assert _open(data, build).read(0) == b"one"
+
+
+def _change(name: str, value: int) -> Callable[[dict[str, np.ndarray]], None]:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays[name][-1] = value
+
+    return change
+
+
+def _retype(name: str, dtype: str) -> Callable[[dict[str, np.ndarray]], None]:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays[name] = arrays[name].astype(dtype)
+
+    return change
+
+
+def _shorten(name: str) -> Callable[[dict[str, np.ndarray]], None]:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays[name] = arrays[name][:-1]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _change("labels", -1),
+        _change("labels", 2),
+        _change("name_ends", 3),
+        _change("identity_ends", 1 << 40),
+        _retype("labels", "<f8"),
+        _retype("offsets", "<i4"),
+        *map(_shorten, ("labels", "offsets", "lengths", "name_ends", "identity_ends")),
+        lambda arrays: arrays.update(shards=np.full(4, 7, np.int32)),
+        lambda arrays: arrays.update(shards=np.full(4, -1, np.int32)),
+    ],
+)
+def test_index_that_lies_is_built_anew(
+    data: Path,
+    build: Builder,
+    change: Callable[[dict[str, np.ndarray]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that somebody ships with the data: of the right size and time, with other content."""
+    real = image_index._arrays
+
+    def lying(index: ImageIndex) -> dict[str, np.ndarray]:
+        arrays = {name: array.copy() for name, array in real(index).items()}
+        change(arrays)
+        return arrays
+
+    with monkeypatch.context() as patch:
+        patch.setattr(image_index, "_arrays", lying)
+        open_index(data, "bin", [data], build)
+    assert [_open(data, build).read(index) for index in range(4)] == IMAGES
+    assert build.num_built == 2
+
+
+@pytest.mark.timeout(20)
+def test_index_that_is_a_pipe_or_nested_without_end_is_not_read(data: Path, build: Builder) -> None:
+    index = data.with_name("faces.bin.index")
+    index.write_bytes(b"[" * 200_000 + b"\n")
+    assert _open(data, build).read(0) == b"one"
+    index.unlink()
+    os.mkfifo(index)
+    assert _open(data, build).read(0) == b"one"
+
+
+def test_place_that_no_file_has_is_an_error_of_the_image(data: Path) -> None:
+    for offset, length, message in ((-5, 3, "Invalid argument"), (0, -8, "changed in use")):
+        index = ImageIndex(
+            identities=PackedStrings.of("a"),
+            labels=np.array([0]),
+            names=PackedStrings.of(["key 1"]),
+            offsets=np.array([offset]),
+            lengths=np.array([length]),
+        )
+        with pytest.raises((OSError, DatasetError), match=message):
+            IndexedFaces(index, [data], image_of_parts).read(0)
 
 
 def test_index_cut_anywhere_is_built_anew(data: Path, build: Builder) -> None:

@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from facetrain.errors import EXIT_BAD_INPUT, bad_input_message
+
 COMMANDS = {
     "train": ("facetrain_tools.train", "run a training recipe: quickstart, faces, lfw"),
     "data": ("facetrain_tools.data", "make, look at, convert and clean sets of faces"),
@@ -33,16 +35,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = run(arguments)
-        sys.stdout.flush()
+        try:
+            return run(arguments)
+        finally:  # also where --help exits
+            sys.stdout.flush()
     except BrokenPipeError:  # who read the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
-    except OSError as error:  # the last lines do not fit on the disk that the output goes to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"error: standard output: {error.strerror}; free space", file=sys.stderr)
-        return 2
-    return code
+    except OSError as error:  # where the output goes to may take no more
+        message = bad_input_message(error)
+        if message is None:
+            raise
+        _discard_output()
+        print(f"error: {message}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(arguments: Sequence[str]) -> int:

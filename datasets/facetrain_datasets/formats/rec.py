@@ -63,6 +63,8 @@ def _rec_file(path: Path) -> Path:
     if len(found) != 1:
         what = ", ".join(file.name for file in found[:5]) or "none"
         raise DatasetError(f"{path}: expected one .rec file, found {what}; give the file itself")
+    if not found[0].is_file():
+        raise DatasetError(f"{found[0]}: no file; give the .rec or the folder that holds it")
     return found[0]
 
 

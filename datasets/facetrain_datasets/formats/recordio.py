@@ -147,9 +147,16 @@ def join_parts(record: bytes) -> bytes:
 
 
 def image_of_parts(record: bytes) -> bytes:
-    """The image in a record that was cut into parts."""
-    payload = join_parts(record)
-    (num_labels,) = struct.unpack_from("<I", payload)
+    """The image in a record that was cut into parts.
+
+    Raises:
+        DatasetError: it is no such record, as where the file was changed after its index was made.
+    """
+    try:
+        payload = join_parts(record)
+        (num_labels,) = struct.unpack_from("<I", payload)
+    except struct.error:
+        raise DatasetError("no record of RecordIO; the file was changed in use") from None
     return payload[_HEADER.size + 4 * num_labels :]
 
 

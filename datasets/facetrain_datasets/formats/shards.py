@@ -15,14 +15,14 @@ def shard_files(path: Path, suffix: str) -> list[Path]:
     """The files, in order.
 
     Raises:
-        DatasetError: there are none, or one of those named does not exist.
+        DatasetError: there are none, or one of them is no file.
     """
     if path.is_dir():
-        found = sorted(f for f in path.glob(f"*{suffix}") if not f.name.startswith("."))
-        if not found:
+        named = sorted(f for f in path.glob(f"*{suffix}") if not f.name.startswith("."))
+        if not named:
             raise DatasetError(f"{path}: no {suffix} file in it; give the folder that holds them")
-        return found
-    named = [path] if path.exists() else [path.with_name(name) for name in _expand(path)]
+    else:
+        named = [path] if path.exists() else [path.with_name(name) for name in _expand(path)]
     absent = next((file for file in named if not file.is_file()), None)
     if absent is not None:
         raise DatasetError(f"{absent}: no such file; give a {suffix} file or a folder of them")
