@@ -8,6 +8,8 @@ only then does the folder get its name.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +25,7 @@ from facetrain_datasets.image_index import Progress, replaced_file
 from facetrain_datasets.source import FaceSource
 
 JOURNAL_FILE = ".conversion.json"
+LOCK_FILE = ".conversion.lock"
 _REPORT_EVERY = 256
 
 
@@ -84,7 +87,9 @@ class _Journal:
             return cls(task)
         try:
             journal = cls(**json.loads(file.read_text()))
-        except (ValueError, TypeError):
+            if not all(isinstance(n, int) for n in (journal.num_done, journal.position)):
+                raise TypeError("no numbers")
+        except (ValueError, TypeError, RecursionError):
             journal = None
         if journal is None or journal.task != task:
             raise DatasetError(
@@ -117,7 +122,8 @@ def convert(
         progress: called with (done, in all) now and then, writing and verifying together.
 
     Raises:
-        DatasetError: `out` exists, the format cannot hold the set, or the written set differs.
+        DatasetError: `out` exists, another process is writing it, the format cannot hold the set,
+            or the written set differs.
         OSError: an image cannot be read, or the set cannot be written.
     """
     folder = Path(out)
@@ -125,16 +131,50 @@ def convert(
         raise DatasetError(f"format {format!r}; known: {', '.join(FORMATS)}")
     if images_per_file < 1:
         raise DatasetError(f"images_per_file is {images_per_file}; allowed: 1 or more")
+    _check_free(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    with _locked(partial):
+        _check_free(folder)
+        count = _Counter(2 * len(source), progress)
+        num_resumed, checksum = _write(source, partial, format, images_per_file, count)
+        _verify(partial, format, source, checksum, count)
+        for hidden in partial.glob(".*"):  # the journal, and what killed calls left half written
+            if hidden.name != LOCK_FILE:
+                hidden.unlink()
+        partial.rename(folder)
+        (folder / LOCK_FILE).unlink()
+    return ConvertResult(len(source), len(source.identities), num_resumed, str(checksum))
+
+
+def _check_free(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise DatasetError(f"{folder}: exists; delete it or choose another folder")
-    partial = folder.with_name(f".{folder.name}.partial")
-    count = _Counter(2 * len(source), progress)
-    num_resumed, checksum = _write(source, partial, format, images_per_file, count)
-    _verify(partial, format, source, checksum, count)
-    for hidden in partial.glob(".*"):  # the journal, and what killed calls left half written
-        hidden.unlink()
-    partial.rename(folder)
-    return ConvertResult(len(source), len(source.identities), num_resumed, str(checksum))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder, for this process alone; it is made, and removed where nothing is written.
+
+    Raises:
+        DatasetError: another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DatasetError(
+                f"{folder}: another process is writing it; wait, or choose another destination"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                if [entry.name for entry in folder.iterdir()] == [LOCK_FILE]:
+                    (folder / LOCK_FILE).unlink()
+                    folder.rmdir()
 
 
 class _Counter:
@@ -162,7 +202,6 @@ def _write(
         order = np.argsort(source.labels, kind="stable")
     journal = _Journal.read(folder, _task(source, format, images_per_file))
     writer = chosen.writer(folder, source.identities, source.labels[order])
-    folder.mkdir(parents=True, exist_ok=True)
     num_resumed = journal.num_done
     count.add(num_resumed)
     checksum = SetChecksum(journal.checksum)

@@ -146,6 +146,28 @@ def test_unfinished_conversion_of_another_set_is_not_mixed_in(tmp_path: Path) ->
         convert(Faces(), tmp_path / "out", "tar", images_per_file=5)
 
 
+def test_two_processes_do_not_write_one_destination(tmp_path: Path) -> None:
+    def convert_too(num_reads: int) -> None:
+        if num_reads == 10:
+            with pytest.raises(DatasetError, match=r"partial: another process is writing it"):
+                convert(Faces(), tmp_path / "out", "folder", images_per_file=5)
+
+    source = Faces()
+    source.fail = convert_too
+    convert(source, tmp_path / "out", "folder", images_per_file=5)
+    assert len(open_faces(tmp_path / "out")) == 23
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_nothing_is_left_of_a_conversion_that_cannot_begin(tmp_path: Path) -> None:
+    source = Faces()
+    source.identities = ("..", "x", "y", "z")
+    with pytest.raises(DatasetError, match="not the name of a folder"):
+        convert(source, tmp_path / "out", "folder")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_destination_that_exists_is_kept(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     convert(Faces(), tmp_path / "out", "rec")  # an empty folder is as good as none

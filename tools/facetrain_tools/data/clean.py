@@ -77,7 +77,7 @@ def run_clean(flags: CleanFlags) -> int:
         FacetrainError, DatasetError: bad input, in one line.
     """
     source = open_set(flags.path, flags.format)
-    folder = output_folder("data-clean", flags.out)
+    folder = output_folder("data-clean", flags.out, flags.path)
     embedded = embed_set(flags, source)
     embeddings, labels, num_classes = embedded.embeddings, source.labels, len(source.identities)
     centers = identity_centers(embeddings, labels, num_classes)

@@ -14,6 +14,7 @@ from facetrain.command import parse_flags
 from facetrain.errors import FacetrainError
 from facetrain_datasets.convert import convert
 from facetrain_datasets.formats import FORMATS, format_of_name, open_faces
+from facetrain_tools.output import refuse_inside
 from facetrain_tools.progress import progress
 
 
@@ -46,6 +47,7 @@ def run_convert(flags: ConvertFlags) -> int:
         FacetrainError, DatasetError: bad input, in one line.
     """
     format_name = format_to_write(flags.to, flags.out)
+    refuse_inside(flags.out, flags.source)
     started = time.perf_counter()
     with progress("reading the index, %", 100) as show:
         source = open_faces(

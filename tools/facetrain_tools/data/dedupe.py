@@ -68,7 +68,7 @@ def run_dedupe(flags: DedupeFlags) -> int:
         FacetrainError, DatasetError: bad input, in one line.
     """
     source = open_set(flags.path, flags.format)
-    folder = output_folder("data-dedupe", flags.out)
+    folder = output_folder("data-dedupe", flags.out, flags.path)
     exact = exact_pairs(content_digests(source))
     facts = {"data": f"{flags.path} ({len(source):,} images)", "exact copies": "equal bytes"}
     near = exact_pairs(np.empty((0, 2), np.uint64))

@@ -57,7 +57,7 @@ def run_inspect(flags: InspectFlags) -> int:
         FacetrainError, DatasetError: bad input, in one line.
     """
     source = open_set(flags.path, flags.format)
-    folder = output_folder("data-inspect", flags.out)
+    folder = output_folder("data-inspect", flags.out, flags.path)
     labels = survey_labels(source.labels, len(source.identities))
     with progress("decoding", min(len(source), flags.limit)) as done:
         images = survey_images(source, limit=flags.limit, seed=flags.seed, progress=done)

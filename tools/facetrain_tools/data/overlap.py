@@ -62,7 +62,7 @@ def run_overlap(flags: OverlapFlags) -> int:
         raise FacetrainError("give --features and --second-features together, or --model")
     first = open_set(flags.first, flags.format)
     second = open_set(flags.second, flags.format)
-    folder = output_folder("data-overlap", flags.out)
+    folder = output_folder("data-overlap", flags.out, flags.first, flags.second)
     sets = {}
     facts = {}
     for name, source, of in (

@@ -31,7 +31,7 @@ from facetrain_datasets.prepare.photos import PrepareSettings, photo_name, prepa
 from facetrain_datasets.source import FaceSource
 from facetrain_tools.data.lists import write_list
 from facetrain_tools.data.pictures import read_picture
-from facetrain_tools.output import write_report
+from facetrain_tools.output import refuse_inside, write_report
 from facetrain_tools.progress import progress
 
 REJECTS_FILE = "rejects.csv"
@@ -84,6 +84,7 @@ def run_prepare(flags: PrepareFlags) -> int:
         FacetrainError, DatasetError: bad input, or no photo gave a face.
     """
     # What else lies in a folder of photos, such as a list of landmarks, is not the data.
+    refuse_inside(flags.out, flags.photos)
     photos = open_faces(flags.photos, "folder" if flags.photos.is_dir() else "auto")
     detector = open_detector(flags.detector, flags.kind, flags.min_score)
     settings = PrepareSettings(

@@ -17,6 +17,7 @@ from facetrain_datasets.selected_faces import SelectedImages
 from facetrain_tools.data.convert import format_to_write
 from facetrain_tools.data.lists import listed_images
 from facetrain_tools.data.sets import open_set
+from facetrain_tools.output import refuse_inside
 from facetrain_tools.progress import progress
 
 
@@ -52,6 +53,7 @@ def run_select(flags: SelectFlags) -> int:
     """
     source = open_set(flags.source, flags.format)
     format_name = format_to_write(flags.to, flags.out)
+    refuse_inside(flags.out, flags.source)
     kept = np.ones(len(source), dtype=bool)
     for path in flags.without:
         kept &= ~listed_images(path, source)

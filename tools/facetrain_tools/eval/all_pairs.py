@@ -78,7 +78,7 @@ def run_all_pairs(flags: AllPairsFlags) -> int:
     Raises:
         FacetrainError, DatasetError: bad input, in one line.
     """
-    folder = output_folder("eval-all-pairs", flags.out)
+    folder = output_folder("eval-all-pairs", flags.out, *filter(None, [flags.data]))
     faces = labelled_faces(flags)
     result = compare_faces(faces, flags.far, flags.far_rule)
     facts = {**faces.facts, **pair_facts(result), "FAR rule": flags.far_rule}

@@ -58,7 +58,7 @@ def run_calibrate(flags: CalibrateFlags) -> int:
     Raises:
         FacetrainError, DatasetError: bad input, in one line.
     """
-    folder = output_folder("eval-calibrate", flags.out)
+    folder = output_folder("eval-calibrate", flags.out, *filter(None, [flags.data]))
     name = (flags.model or flags.features or Path("faces")).name
     report, figures, facts = _measured(flags, name)
     thresholds = Thresholds.of(report, facts)
