@@ -15,6 +15,7 @@ from facetrain.printable import one_line
 EXIT_BAD_INPUT = 2
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """Only writing fails so, also of a file that the system does not name."""
+_LOADER_DIED = "DataLoader worker (pid"  # torch says so wherever the process is at that moment
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
 
 
@@ -50,7 +51,7 @@ def bad_input_message(error: Exception) -> str | None:
     """The line that tells a user of `error`; None for a defect, which keeps its traceback.
 
     What the system says of a named file is bad input too (it is absent, forbidden, ...), and so is
-    a disk or a memory that takes no more.
+    a disk or a memory that takes no more, or a process of ours that the system has killed.
     """
     said = _message(error)
     return None if said is None else one_line(said)
@@ -62,6 +63,11 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, MemoryError):
         detail = f" ({error})" if str(error) else ""
         return f"not enough memory{detail}; give less data at once, or free some"
+    if isinstance(error, RuntimeError) and _LOADER_DIED in str(error):
+        return (
+            f"a loader process was killed ({str(error).splitlines()[0].strip()}): where memory "
+            "runs out, give fewer --num-workers"
+        )
     if not isinstance(error, OSError):
         return None
     if error.errno in _NO_ROOM:

@@ -222,12 +222,23 @@ def _check(index: ImageIndex, num_files: int) -> None:
 
 
 @contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Gives `path` to errors of the system that name no file, as of a disk that is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the name `path` when complete and vanishes on an error."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     part = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with named_errors(path), os.fdopen(handle, "wb") as file:
             yield file
         part.chmod(0o644)  # mkstemp's 0o600 would hide it from other users
         part.replace(path)

@@ -11,6 +11,9 @@ from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.identity_dataset import FaceBatch, IdentityDataset
 from facetrain_datasets.samplers import StreamSampler
 
+#: More would but exhaust the machine.
+MAX_WORKERS = 1024
+
 
 def build_loader(
     dataset: IdentityDataset,

@@ -18,7 +18,7 @@ import numpy as np
 from facetrain_datasets.decode import decode_face
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.identity_dataset import IdentityDataset
-from facetrain_datasets.loader import build_loader
+from facetrain_datasets.loader import MAX_WORKERS, build_loader
 from facetrain_datasets.orders import ShuffledOrder
 from facetrain_datasets.samplers import StreamSampler
 from facetrain_datasets.source import FaceSource
@@ -90,6 +90,8 @@ def measure_loader(
     ):
         if value < least:
             raise DatasetError(f"{field} is {value}; allowed: {least} or more")
+    if num_workers > MAX_WORKERS:
+        raise DatasetError(f"num_workers is {num_workers}; allowed: up to {MAX_WORKERS}")
     num_batches = max(1, num_images // batch_size)
     augmentation = Augmentation(transforms, seed)
     dataset = IdentityDataset(

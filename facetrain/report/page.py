@@ -218,5 +218,9 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         partial.write_text(text, encoding="utf-8", errors="surrogateescape")
         partial.replace(path)
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -75,6 +75,11 @@ def _raise(error: BaseException) -> Callable[[], int]:
             f"error: {'x' * 900} ... {'x' * 291}; do this",
         ),
         (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
+            "error: a loader process was killed (DataLoader worker (pid 7) is killed by signal: "
+            "Killed.): where memory runs out, give fewer --num-workers",
+        ),
+        (
             MemoryError("Unable to allocate 1 PiB"),
             "error: not enough memory (Unable to allocate 1 PiB); give less data at once, or free "
             "some",
@@ -102,7 +107,13 @@ def test_other_ends_have_codes_of_their_own(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     "defect",
-    [ValueError("ours"), KeyError("k"), OSError("nameless"), PermissionError(1, "no file's")],
+    [
+        ValueError("ours"),
+        RuntimeError("ours"),
+        KeyError("k"),
+        OSError("nameless"),
+        PermissionError(1, "no file's"),
+    ],
 )
 def test_a_defect_keeps_its_traceback(defect: Exception) -> None:
     with pytest.raises(type(defect)) as raised:

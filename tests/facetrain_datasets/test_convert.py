@@ -4,6 +4,7 @@ import hashlib
 import multiprocessing
 import os
 import random
+import resource
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_nothing_is_left_of_a_conversion_that_cannot_begin(tmp_path: Path) -> No
     with pytest.raises(DatasetError, match="not the name of a folder"):
         convert(source, tmp_path / "out", "folder")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_a_full_disk_names_the_file(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system names no file where a write fails; here one that fails when it is closed."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*\.out\.partial/.+'"):
+            convert(Faces(), tmp_path / "out", format)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_destination_that_exists_is_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,26 @@ def test_output_that_does_not_fit_on_its_disk_is_one_line(
     assert done.returncode == 2
     assert done.stderr.startswith("error: No space left on device; free space")
     assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_during_an_import_ends_the_process_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("print('begun', flush=True)\nimport time\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from facetrain_tools import importing as i; i.import_module('slow')",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20) == ("", "")
+    assert process.returncode == -signal.SIGINT
 
 
 def test_a_defect_is_not_taken_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:

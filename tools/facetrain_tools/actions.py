@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from facetrain.command import one_line_errors
 from facetrain.errors import FacetrainError
+from facetrain_tools.importing import import_module
 
 
 class Action(NamedTuple):
@@ -28,7 +28,7 @@ def module_action(module: str, arguments: str, what: str) -> Action:
     """An action that is the `main` of a module of its own, imported when it runs."""
 
     def run(rest: Sequence[str]) -> int:
-        code: int = importlib.import_module(module).main(rest)
+        code: int = import_module(module).main(rest)
         return code
 
     return Action(run, arguments, what)

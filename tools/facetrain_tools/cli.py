@@ -5,13 +5,13 @@ A command is a function (arguments, prog) -> exit code in a module of its own, i
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 
 from facetrain.errors import EXIT_BAD_INPUT, bad_input_message
+from facetrain_tools.importing import import_module
 
 COMMANDS = {
     "train": ("facetrain_tools.train", "run a training recipe: quickstart, faces, lfw"),
@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+    code: int = import_module(COMMANDS[name][0]).main(rest)
     return code
 
 

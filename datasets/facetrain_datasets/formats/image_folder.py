@@ -11,6 +11,7 @@ import numpy as np
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.formats.file_faces import FileFaces
 from facetrain_datasets.formats.writing import image_suffix
+from facetrain_datasets.image_index import named_errors
 from facetrain_datasets.packed_strings import PackedStrings, StringPacker
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".pgm", ".ppm"})
@@ -137,7 +138,9 @@ class FolderWriter:
         for number, image in enumerate(images, first):
             identity = self._folder / self._identities[self._labels.item(number)]
             identity.mkdir(exist_ok=True)
-            (identity / f"{number:09d}{image_suffix(image)}").write_bytes(image)
+            file = identity / f"{number:09d}{image_suffix(image)}"
+            with named_errors(file):
+                file.write_bytes(image)
         return 0
 
     def finish(self, position: int) -> None:

@@ -27,7 +27,13 @@ from facetrain_datasets.formats.identity_names import (
 )
 from facetrain_datasets.formats.recordio import image_of_parts, pack_record, scan_records
 from facetrain_datasets.image_header import read_image_header
-from facetrain_datasets.image_index import ImageIndex, Progress, open_index, replaced_file
+from facetrain_datasets.image_index import (
+    ImageIndex,
+    Progress,
+    named_errors,
+    open_index,
+    replaced_file,
+)
 from facetrain_datasets.indexed_faces import IndexedFaces
 from facetrain_datasets.packed_strings import PackedStrings
 from facetrain_datasets.whole_numbers import is_whole_number
@@ -239,7 +245,7 @@ class RecWriter:
     def _at(self, position: int) -> Iterator[BinaryIO]:
         """The file, without what a killed process wrote behind `position`."""
         self._rec.touch()
-        with self._rec.open("r+b") as file:
+        with named_errors(self._rec), self._rec.open("r+b") as file:
             file.truncate(position)
             file.seek(position)
             yield file

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.image_index import named_errors
 
 _LONGEST_LINE = 2**16
 
@@ -95,8 +96,9 @@ class Journal:
         self._write(asdict(outcome))
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record).encode() + b"\n")
-        self._file.flush()
+        with named_errors(self.path):
+            self._file.write(json.dumps(record).encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Lets others have it."""

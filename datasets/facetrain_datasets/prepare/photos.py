@@ -20,6 +20,7 @@ import numpy as np
 
 from facetrain_datasets.decode import MAX_PIXELS, decode_photo
 from facetrain_datasets.errors import DatasetError
+from facetrain_datasets.image_index import named_errors
 from facetrain_datasets.prepare.alignment import TEMPLATE, TEMPLATE_SIZE, align, similarity
 from facetrain_datasets.prepare.detectors import Detector, Face
 from facetrain_datasets.prepare.face_choice import FACE_CHOICES
@@ -224,7 +225,8 @@ def _write_jpeg(path: Path, image: np.ndarray, quality: int) -> None:
     _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])
     path.parent.mkdir(exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(data.tobytes())
+    with named_errors(path):
+        partial.write_bytes(data.tobytes())
     partial.replace(path)
 
 
