@@ -16,6 +16,7 @@ from facetrain_datasets.source import FaceSource
 #: The largest photo decoded: 100 megapixels, 300 MB of memory.
 MAX_PIXELS = 100_000_000
 
+_MAX_SCANS = 100
 _CHUNK = 64
 
 
@@ -82,13 +83,20 @@ def decode_photo(data: bytes, where: str, *, max_pixels: int = MAX_PIXELS) -> np
         uint8 [height, width, 3], RGB.
 
     Raises:
-        DatasetError: unreadable, or of more than `max_pixels` pixels, seen before decoding.
+        DatasetError: unreadable, or of more than `max_pixels` pixels or 100 scans, seen before
+            decoding.
     """
     header = read_image_header(data)
     if header is not None and header.width * header.height > max_pixels:
         raise DatasetError(
             f"{where}: image is {header.width}x{header.height}, more than {max_pixels:,} pixels; "
             f"make it smaller or remove it"
+        )
+    # Each scan of a JPEG goes over all of its pixels; usual are one, or ten where progressive.
+    num_scans = data.count(b"\xff\xda") if header is not None and header.kind == "jpeg" else 0
+    if num_scans > _MAX_SCANS:
+        raise DatasetError(
+            f"{where}: a JPEG of {num_scans} scans, more than {_MAX_SCANS}; remove it"
         )
     image = None if header is None else _decode(data)
     # A photo on its side has its sides exchanged.

@@ -1,7 +1,9 @@
-"""Size and channels of an encoded image from its first bytes, before anything is decoded.
+"""Size and channels of an encoded image, before anything is decoded.
 
 A file of a few kilobytes can claim a billion pixels, so sizes are looked at first; and only the
-formats below are decoded at all, not the dozen others that OpenCV would try. JPEG: ITU-T T.81,
+formats below are decoded at all, not the dozen others that OpenCV would try. A PNG whose chunks do
+not fit into it is none (OpenCV takes memory for what they claim), nor is a JPEG without its end
+(OpenCV makes the rest grey). JPEG: ITU-T T.81,
 B.2.2; PNG: ISO/IEC 15948; WebP: RFC 9649; BMP: BITMAPINFOHEADER; PNM: netpbm's P5 and P6.
 
     header = read_image_header(data)  # ImageHeader("jpeg", width=112, height=112, num_channels=3)
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +25,10 @@ _USUAL_JPEG = re.compile(
     rb"\xff[\xc0\xc2]\x00\x11.(.{4})\x03",
     re.DOTALL,
 )
+_JPEG_END = b"\xff\xd9"
 _JPEG_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 1, 6: 3}  # alpha is not counted: it is dropped
-_PNM = re.compile(rb"P([56])(?:\s+|#[^\n]*\n)+(\d+)(?:\s+|#[^\n]*\n)+(\d+)\s")
+_PNM = re.compile(rb"P([56])(?:\s+|#[^\n]*\n)+(\d{1,9})(?:\s+|#[^\n]*\n)+(\d{1,9})\s")
 _PNM_MAX_BYTES = 1024
 
 
@@ -43,8 +47,7 @@ def read_image_header(data: bytes) -> ImageHeader | None:
         if data[:2] == b"\xff\xd8":
             return _jpeg(data)
         if data[:8] == b"\x89PNG\r\n\x1a\n":
-            width, height, _, color = struct.unpack_from(">IIBB", data, 16)
-            return _checked("png", width, height, _PNG_CHANNELS[color])
+            return _png(data)
         if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
             return _webp(data)
         if data[:2] == b"BM":
@@ -68,7 +71,7 @@ def is_usual_jpeg(data: bytes, height_width: bytes) -> bool:
         height_width: both as big-endian u16.
     """
     usual = _USUAL_JPEG.match(data)
-    return usual is not None and usual[1] == height_width
+    return usual is not None and usual[1] == height_width and data.endswith(_JPEG_END)
 
 
 def _checked(kind: str, width: int, height: int, num_channels: int) -> ImageHeader | None:
@@ -83,11 +86,31 @@ def _jpeg(data: bytes) -> ImageHeader | None:
         marker = data[at + 1]
         if marker in _JPEG_START_OF_FRAME:
             height, width, components = struct.unpack_from(">HHB", data, at + 5)
+            if data.rfind(_JPEG_END, at) < 0:
+                return None
             return _checked("jpeg", width, height, 1 if components == 1 else 3)
         if marker == 0xFF or marker in _JPEG_WITHOUT_LENGTH:  # a fill byte, or a bare marker
             at += 1 if marker == 0xFF else 2
         else:
             at += 2 + (data[at + 2] << 8 | data[at + 3])
+
+
+def _png(data: bytes) -> ImageHeader | None:
+    at = 8
+    header = None
+    while True:
+        length, kind = struct.unpack_from(">I4s", data, at)
+        (checksum,) = struct.unpack_from(">I", data, at + 8 + length)
+        if zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]) != checksum:
+            return None
+        if header is None:
+            if kind != b"IHDR":
+                return None
+            width, height, _, color = struct.unpack_from(">IIBB", data, at + 8)
+            header = _checked("png", width, height, _PNG_CHANNELS[color])
+        if header is None or kind == b"IEND":
+            return header
+        at += 12 + length
 
 
 def _webp(data: bytes) -> ImageHeader | None:

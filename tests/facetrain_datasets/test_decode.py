@@ -81,6 +81,15 @@ def test_photo_on_its_side_is_turned_upright() -> None:
     np.testing.assert_array_equal(upright, np.rot90(image, -1))
 
 
+def test_photo_of_a_thousand_scans_is_refused() -> None:
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    data = cv2.imencode(".jpg", pixels, (cv2.IMWRITE_JPEG_PROGRESSIVE, 1))[1].tobytes()
+    start = data.rindex(b"\xff\xda")
+    decode_photo(data, "a.jpg")
+    with pytest.raises(DatasetError, match=r"a\.jpg: a JPEG of 1\d\d\d scans, more than 100"):
+        decode_photo(data[:start] + data[start:-2] * 1000 + data[-2:], "a.jpg")
+
+
 def test_half_a_file_is_unreadable() -> None:
     data = cv2.imencode(".jpg", _pixels(112))[1].tobytes()
     with pytest.raises(DatasetError, match="not a readable image"):

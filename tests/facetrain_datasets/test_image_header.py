@@ -54,6 +54,39 @@ def test_jpeg_with_fill_bytes_and_a_long_segment_before_the_frame() -> None:
     assert read_image_header(data[:2] + comment + data[2:]) == ImageHeader("jpeg", 31, 20, 3)
 
 
+def test_png_whose_chunks_do_not_fit_is_none() -> None:
+    data = _encoded(".png", 20, 31, 3)
+    at = data.index(b"IDAT") - 4
+    wrong_length = b"\xff\x00\x20\x00"  # OpenCV 5 would take 4 GiB for it
+    wrong_checksum = bytes([data[-17] ^ 1])
+    for changed in (
+        data[:at] + wrong_length + data[at + 4 :],
+        data[:-12] + b"\x7f" + data[-11:],
+        data[:-12],
+        data[:-17] + wrong_checksum + data[-16:],
+        data[:8] + data[at:-12] + data[8:at] + data[-12:],  # the header is not the first
+    ):
+        assert read_image_header(changed) is None
+    assert read_image_header(data + b"more") == ImageHeader("png", 31, 20, 3)
+
+
+@pytest.mark.parametrize("progressive", [0, 1])
+def test_jpeg_without_its_end_is_none(progressive: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
+    data = cv2.imencode(".jpg", pixels, (cv2.IMWRITE_JPEG_PROGRESSIVE, progressive))[1].tobytes()
+    size = (112).to_bytes(2, "big") * 2
+    assert read_image_header(data + b"\0padding") == ImageHeader("jpeg", 112, 112, 3)
+    for end in (-1, -2, len(data) // 2):
+        assert read_image_header(data[:end]) is None
+        assert not is_usual_jpeg(data[:end], size)
+    thumbnail = b"\xff\xe1\x00\x06\xff\xd9\xff\xd9"  # ends of its own before the frame
+    assert read_image_header(data[:2] + thumbnail + data[2:-2]) is None
+
+
+def test_giant_numbers_in_pnm() -> None:
+    assert read_image_header(b"P6 " + b"1" * 500 + b" 1 255\n") is None
+
+
 def test_comments_in_pnm() -> None:
     data = b"P5 # made by hand\n# twice\n31\n# more\n20 255\n" + bytes(620)
     assert read_image_header(data) == ImageHeader("pnm", 31, 20, 1)

@@ -31,6 +31,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code, 2 for bad input."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # What is wrong with an image we say ourselves.
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
             stream.reconfigure(errors="backslashreplace")
