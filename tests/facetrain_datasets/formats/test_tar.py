@@ -5,6 +5,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -208,7 +209,7 @@ def test_joined_archives_are_refused(write_tar: WriteTar) -> None:
 
 def test_written_shards_are_samples_with_class_ids(tmp_path: Path) -> None:
     writer = TarWriter(tmp_path, ["Ada", "Alan"], np.array([1, 0, 1]))
-    png = b"\x89PNG\r\n\x1a\n" + bytes(8) + b"\0\0\0\1\0\0\0\1\x08\2\0\0\0"
+    png = cv2.imencode(".png", np.zeros((1, 1, 3), np.uint8))[1].tobytes()
     writer.finish(writer.write(2, [b"c"], writer.write(0, [b"a", png], 0)))
     with tarfile.open(tmp_path / "000000.tar") as archive:
         names = ["000000000.cls", "000000000.jpg", "000000001.cls", "000000001.png"]
