@@ -265,7 +265,7 @@ class RunConfig:
         allow("weight-decay", optim.weight_decay, 0 <= optim.weight_decay < 1, "in [0, 1)")
         norm = optim.max_gradient_norm
         allow("max-gradient-norm", norm, norm >= 0, "0 (never) or more")
-        allow("num-workers", data.num_workers, data.num_workers >= 0, "0 or more")
+        allow("num-workers", data.num_workers, 0 <= data.num_workers <= 1024, "0 to 1024")
         for transform in data.transforms:
             choice("transforms", transform, TRANSFORMS)
         choice("order", data.order, ORDERS)

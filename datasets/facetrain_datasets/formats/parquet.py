@@ -28,6 +28,8 @@ from facetrain_datasets.indexed_faces import IndexedFaces
 _LENGTH = struct.Struct("<I")
 _GROUPS_KEPT = 4
 _GROUP_ROWS = 1000
+_HARMLESS_BYTES = 1 << 28
+_MAX_COMPRESSION = 20  # that of encoded images is hardly 1
 _SLOW_NOTE = (
     "compressed Parquet: every read decodes a row group, slow in random order; "
     "convert it once: facetrain data convert {path} OUT --to parquet"
@@ -71,7 +73,7 @@ class RowGroupFaces(IndexedFaces):
 
 def _images(file: Path, group: int) -> list[bytes]:
     with _opened(file) as parquet:
-        return _read_column(parquet, group, _image_column(file, parquet.schema_arrow))
+        return _read_column(file, parquet, group, _image_column(file, parquet.schema_arrow))
 
 
 def _build_index(path: Path, shards: Sequence[Path], progress: Progress | None) -> ImageIndex:
@@ -92,8 +94,8 @@ def _rows(file: Path) -> Iterator[tuple[int | str, int, int]]:
         image_column = _image_column(file, parquet.schema_arrow)
         label_column = _label_column(file, parquet.schema_arrow)
         for group in range(parquet.num_row_groups):
-            labels = _read_column(parquet, group, label_column)
-            images = _read_column(parquet, group, image_column)
+            labels = _read_column(file, parquet, group, label_column)
+            images = _read_column(file, parquet, group, image_column)
             if None in labels or None in images:
                 raise DatasetError(f"{file}: an empty cell in row group {group}; remove the row")
             lengths = [len(image) for image in images]
@@ -130,9 +132,7 @@ def _locate(start: int, chunk: bytes, images: list[bytes]) -> list[int] | None:
 
 def _raw_column(file: Path, parquet: Any, group: int, column: str) -> tuple[int, bytes]:
     """Where a column chunk begins, and its bytes as they lie in the file."""
-    chunks = parquet.metadata.row_group(group)
-    paths = [chunks.column(number).path_in_schema for number in range(chunks.num_columns)]
-    chunk = chunks.column(paths.index(column))
+    chunk = _chunk(parquet, group, column)
     start = chunk.data_page_offset
     if chunk.dictionary_page_offset is not None:
         start = min(start, chunk.dictionary_page_offset)
@@ -141,11 +141,33 @@ def _raw_column(file: Path, parquet: Any, group: int, column: str) -> tuple[int,
         return start, raw.read(max(0, chunk.total_compressed_size))
 
 
-def _read_column(parquet: Any, group: int, column: str) -> list[Any]:
+def _chunk(parquet: Any, group: int, column: str) -> Any:
+    """What the file says of a column in a row group."""
+    chunks = parquet.metadata.row_group(group)
+    paths = [chunks.column(number).path_in_schema for number in range(chunks.num_columns)]
+    return chunks.column(paths.index(column))
+
+
+def _read_column(file: Path, parquet: Any, group: int, column: str) -> list[Any]:
+    _refuse_bomb(file, _chunk(parquet, group, column))
     # Arrow's threads do not survive the fork of a data loader's worker.
     table = parquet.read_row_group(group, columns=[column], use_threads=False)
     values: list[Any] = table.flatten().column(0).to_pylist()
     return values
+
+
+def _refuse_bomb(file: Path, chunk: Any) -> None:
+    """A row group is unpacked as a whole, and a few kilobytes can become gigabytes.
+
+    Raises:
+        DatasetError: this one would.
+    """
+    packed, unpacked = chunk.total_compressed_size, chunk.total_uncompressed_size
+    if unpacked > max(_HARMLESS_BYTES, _MAX_COMPRESSION * packed):
+        raise DatasetError(
+            f"{file}: a row group unpacks from {packed:,} bytes to {unpacked:,}, which no images "
+            "do; the file is not to be trusted"
+        )
 
 
 def _image_column(file: Path, schema: Any) -> str:

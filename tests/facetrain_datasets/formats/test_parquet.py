@@ -107,6 +107,18 @@ def test_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes) -> Non
         open_faces(tmp_path)
 
 
+def test_row_group_that_unpacks_to_gigabytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"image": [bytes(1 << 20)] * 4, "label": [0] * 4})
+    write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    assert len(open_faces(tmp_path)) == 4  # it is harmless
+    (tmp_path / "parquet.index").unlink()
+    monkeypatch.setattr("facetrain_datasets.formats.parquet._HARMLESS_BYTES", 1 << 20)
+    with pytest.raises(DatasetError, match=r"a\.parquet: a row group unpacks from .* to 4,194,"):
+        open_faces(tmp_path)
+
+
 def test_pyarrow_is_needed_only_to_build_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

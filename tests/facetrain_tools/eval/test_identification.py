@@ -133,7 +133,19 @@ def test_data_sets_are_embedded_and_pooled(
         ),
         (["--probes", "probes.npz", "--gallery", "gallery.npz", "--search", "x"], "--search x"),
         (["--probes", "probes.npz", "--gallery", "gallery.npz", "--max-rank", "0"], "--max-rank 0"),
+        (
+            ["--probes", "probes.npz", "--gallery", "gallery.npz", "--max-rank", "1000000000"],
+            "--max-rank 1000000000: must be 1 to 1000000",
+        ),
         (["--probes", "probes.npz", "--gallery", "other.npz"], "none of 60 probes"),
+        (
+            ["--probes", "probes.npz", "--gallery", "small.npz"],
+            "small.npz: embeddings of 8 numbers, those of probes.npz have 16",
+        ),
+        (
+            ["--probes", "probes.npz", "--distractors", "small.npz"],
+            "small.npz: embeddings of 8 numbers, those of probes.npz have 16",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -144,6 +156,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     np.save("rows.npy", np.ones((3, 16), np.float32))
+    np.savez("small.npz", embeddings=np.ones((1, 8), np.float32), identities=np.array(["x"]))
     np.savez("other.npz", embeddings=np.ones((1, 16), np.float32), identities=np.array(["x"]))
     assert eval_command.main(["identification", *flags]) == EXIT_BAD_INPUT
     (line,) = capfd.readouterr().err.strip().splitlines()

@@ -46,6 +46,7 @@ from facetrain_tools.output import output_folder, write_report
 
 _ROWS_PER_BLOCK = 250_000
 _RECALL_PROBES = 256
+_LARGEST_RANK = 1_000_000
 _SHOWN_RANKS = (1, 5, 10)
 
 
@@ -99,8 +100,8 @@ def run_identification(flags: IdentificationFlags) -> int:
         raise FacetrainError(f"--search {flags.search}: unknown; choose one of {known}")
     if flags.gallery is None and not flags.distractors:
         raise FacetrainError("give --gallery, --distractors, or both")
-    if flags.max_rank < 1:
-        raise FacetrainError(f"--max-rank {flags.max_rank}: must be at least 1")
+    if not 1 <= flags.max_rank <= _LARGEST_RANK:
+        raise FacetrainError(f"--max-rank {flags.max_rank}: must be 1 to {_LARGEST_RANK}")
     for path in (flags.probes, *filter(None, [flags.gallery]), *flags.distractors):
         if flags.model is None and path.exists() and not is_feature_path(path):
             raise FacetrainError(f"{path}: images, not features; give --model to embed them")
@@ -119,6 +120,19 @@ def run_identification(flags: IdentificationFlags) -> int:
         read_features(path) if is_feature_path(path) else open_faces(path)
         for path in flags.distractors
     ]
+    sizes = {
+        path: part.size
+        for path, part in zip(flags.distractors, distractors, strict=True)
+        if isinstance(part, Features)
+    }
+    if gallery is not None and flags.gallery is not None:
+        sizes[flags.gallery] = gallery.unit.shape[1]
+    for where, size in sizes.items():
+        if size != probes.unit.shape[1]:
+            raise FacetrainError(
+                f"{where}: embeddings of {size} numbers, those of {flags.probes} have "
+                f"{probes.unit.shape[1]}; embed both with one model"
+            )
     num_distractors = sum(map(len, distractors))
     distractor_scores = None
     if distractors:
