@@ -29,6 +29,7 @@ from facetrain.errors import (
     TrainingStopped,
     bad_input_message,
 )
+from facetrain.interrupts import interrupts_end_at_once
 
 EXIT_FAILURE = 1
 EXIT_STOPPED = 130
@@ -152,8 +153,9 @@ def for_its_margin(flags: RecipeFlagsT, arguments: Sequence[str]) -> RecipeFlags
 
 def one_line_errors(run: Callable[[], int]) -> int:
     """`run`'s exit code; bad input becomes one line on stderr and exit code 2."""
-    from facetrain.distributed.communicator import PeerLostError
-    from facetrain.distributed.launch import report_error
+    with interrupts_end_at_once():
+        from facetrain.distributed.communicator import PeerLostError
+        from facetrain.distributed.launch import report_error
 
     try:
         return run()

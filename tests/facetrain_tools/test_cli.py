@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -86,14 +87,11 @@ def test_output_that_does_not_fit_on_its_disk_is_one_line(
 
 
 def test_ctrl_c_during_an_import_ends_the_process_without_a_word(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text("print('begun', flush=True)\nimport time\ntime.sleep(60)")
+    (tmp_path / "torch.py").write_text("print('begun', flush=True)\nimport time\ntime.sleep(60)")
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from facetrain_tools import importing as i; i.import_module('slow')",
-        ],
+        [sys.executable, "-m", "facetrain_tools.cli", "data", "inspect", "faces"],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from facetrain.command import one_line_errors
 from facetrain.errors import FacetrainError
-from facetrain_tools.importing import import_module
+from facetrain.interrupts import interrupts_end_at_once
 
 
 class Action(NamedTuple):
@@ -28,7 +29,9 @@ def module_action(module: str, arguments: str, what: str) -> Action:
     """An action that is the `main` of a module of its own, imported when it runs."""
 
     def run(rest: Sequence[str]) -> int:
-        code: int = import_module(module).main(rest)
+        with interrupts_end_at_once():
+            action = importlib.import_module(module)
+        code: int = action.main(rest)
         return code
 
     return Action(run, arguments, what)

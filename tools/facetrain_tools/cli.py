@@ -5,13 +5,14 @@ A command is a function (arguments, prog) -> exit code in a module of its own, i
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 
 from facetrain.errors import EXIT_BAD_INPUT, bad_input_message
-from facetrain_tools.importing import import_module
+from facetrain.interrupts import interrupts_end_at_once
 
 COMMANDS = {
     "train": ("facetrain_tools.train", "run a training recipe: quickstart, faces, lfw"),
@@ -74,7 +75,9 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    code: int = import_module(COMMANDS[name][0]).main(rest)
+    with interrupts_end_at_once():
+        command = importlib.import_module(COMMANDS[name][0])
+    code: int = command.main(rest)
     return code
 
 
