@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow.parquet import read_table, write_table
 
+from facetrain_datasets import parquet_reader
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.formats import open_faces
 from facetrain_datasets.formats.parquet import ParquetWriter, RowGroupFaces
@@ -110,13 +111,26 @@ def test_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes) -> Non
 def test_row_group_that_unpacks_to_gigabytes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = tmp_path / "a.parquet"
     table = pa.table({"image": [bytes(1 << 20)] * 4, "label": [0] * 4})
-    write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
-    assert len(open_faces(tmp_path)) == 4  # it is harmless
-    (tmp_path / "parquet.index").unlink()
-    monkeypatch.setattr("facetrain_datasets.formats.parquet._HARMLESS_BYTES", 1 << 20)
-    with pytest.raises(DatasetError, match=r"a\.parquet: a row group unpacks from .* to 4,194,"):
-        open_faces(tmp_path)
+    write_table(table, path, compression="zstd", use_dictionary=False)
+    assert len(open_faces(path)) == 4  # it is harmless
+    monkeypatch.setattr(parquet_reader, "_HARMLESS_BYTES", 1 << 20)
+    with pytest.raises(DatasetError, match=r"^a row group unpacks from .* to 4,194,"):
+        list(parquet_reader.index_answers(path))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit is Linux's")
+def test_row_group_that_takes_far_more_memory_than_it_says_is_named(tmp_path: Path) -> None:
+    # Each image once in its dictionary: 1 MB that unpack to 20 GB.
+    image = pa.array([RNG.bytes(1 << 20)])
+    images = pa.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), image)
+    table = pa.table({"image": images, "label": np.zeros(20_000, np.int64)})
+    path = tmp_path / "a.parquet"
+    write_table(table, path, store_schema=False)
+    assert path.stat().st_size < 2 << 20
+    with pytest.raises(DatasetError, match=r"a\.parquet: damaged"):
+        open_faces(path)
 
 
 def test_pyarrow_is_needed_only_to_build_the_index(
