@@ -30,6 +30,7 @@ NOT_AT_IMPORT = {
     "tensorboard",
     "horovod",
     "triton",
+    "yaml",
 }
 # Written in triton's language, which must be at the top; imported by a function itself.
 TRITON_KERNELS = "facetrain.classifier.triton_kernel"
