@@ -7,6 +7,7 @@ process that forked, such as a loader's worker.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -55,6 +56,8 @@ class _Reader:
     def __init__(self) -> None:
         self._lock = Lock()  # threads take turns
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+        atexit.register(self.close)
 
     def ask(self, file: Path, kind: str, *group: int) -> list[Answer]:
         """The answers, by row group.
@@ -130,11 +133,12 @@ class _Reader:
         return answers
 
     def close(self) -> None:
-        """Ends the process; the next request starts another."""
-        with self._lock:
-            if self._process is not None:
-                _end(self._process)
-            self._process = None
+        """Ends the process, unless it is that of the parent; the next request starts another."""
+        if self._owner == os.getpid():
+            with self._lock:
+                if self._process is not None:
+                    _end(self._process)
+                self._process = None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -166,4 +170,5 @@ _readers: dict[int, _Reader] = {}
 
 def _reader() -> _Reader:
     """That of this process: one from before a fork belongs to the parent, as does its lock."""
-    return _readers.setdefault(os.getpid(), _Reader())
+    pid = os.getpid()
+    return _readers.get(pid) or _readers.setdefault(pid, _Reader())

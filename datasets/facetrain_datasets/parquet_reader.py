@@ -75,6 +75,11 @@ def index_answers(file: Path) -> Iterator[Answer]:
             images = _read_column(parquet, group, image_column)
             if None in labels or None in images:
                 raise DatasetError(f"an empty cell in row group {group}; remove the row")
+            if len(labels) != len(images):
+                raise DatasetError(
+                    f"damaged (row group {group} has {len(labels)} labels, {len(images)} images); "
+                    "restore the file"
+                )
             lengths = [len(image) for image in images]
             offsets = _locate(*_raw_column(file, parquet, group, image_column), images)
             if offsets is None:

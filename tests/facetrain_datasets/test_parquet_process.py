@@ -139,7 +139,7 @@ child = multiprocessing.get_context("fork").Process(target=read)
 child.start()
 child.join()
 read()
-sys.stdin.read() or os._exit(0)
+sys.stdin.read()
 """
 
 

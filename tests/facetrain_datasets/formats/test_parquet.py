@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,25 @@ def test_row_group_that_takes_far_more_memory_than_it_says_is_named(tmp_path: Pa
     assert path.stat().st_size < 2 << 20
     with pytest.raises(DatasetError, match=r"a\.parquet: damaged"):
         open_faces(path)
+
+
+def test_columns_of_different_lengths_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table(pa.table({"image": IMAGES, "label": LABELS}), tmp_path / "a.parquet")
+    columns = {"image": IMAGES, "label": LABELS[:4]}
+    monkeypatch.setattr(parquet_reader, "_read_column", lambda *at: columns[at[-1]])
+    with pytest.raises(DatasetError, match=r"damaged \(row group 0 has 4 labels, 10 images\)"):
+        list(parquet_reader.index_answers(tmp_path / "a.parquet"))
+
+
+def test_index_that_is_not_of_its_row_groups_is_named(tmp_path: Path) -> None:
+    write_table(pa.table({"image": IMAGES, "label": LABELS}), tmp_path / "a.parquet")
+    faces = open_faces(tmp_path)
+    assert isinstance(faces, RowGroupFaces)
+    places = replace(faces._index, offsets=np.full(10, 10))
+    with pytest.raises(DatasetError, match=r"a\.parquet: row 4: not in its row group; remove the"):
+        RowGroupFaces(places, faces._files).read(4)
 
 
 def test_pyarrow_is_needed_only_to_build_the_index(
