@@ -3,7 +3,8 @@
     step-00000120/
         manifest.json   step, facts of the run, size and CRC-32 of each file, rows of each rank
         common.pt       what is equal on every rank, written by rank 0
-        rows-0.pt       rank 0's rows of every tensor that is cut over ranks, and so on
+        rows-0.pt       rank 0's rows of every tensor that is cut over ranks, and so on; of ranks
+                        that hold copies of the same rows, the first ones write
 
 A checkpoint is written under a temporary name, flushed and renamed, so that an interrupted one is
 never taken for whole; the last two are kept. Files are tensors and plain values, read with
@@ -53,7 +54,8 @@ class TrainingState:
         step: optimizer steps done.
         facts: what must be the same when going on, by flag name (backbone, classes, ...).
         common: tensors and plain values equal on every rank.
-        rows: this rank's rows of tensors that are cut over ranks by their first dimension.
+        rows: this rank's rows of tensors that are cut over ranks by their first dimension; empty
+            where other ranks hold the same and write them. Rank 0 always writes.
     """
 
     step: int
@@ -124,8 +126,9 @@ class CheckpointFolder:
         try:
             if rank == 0:
                 files[_COMMON] = _write(partial / _COMMON, dict(state.common))
-            name = f"rows-{rank}.pt"
-            files[name] = _write(partial / name, dict(state.rows))
+            if state.rows:
+                name = f"rows-{rank}.pt"
+                files[name] = _write(partial / name, dict(state.rows))
             counts = {key: len(rows) for key, rows in state.rows.items()}
         except OSError as error:
             problem = _cannot_write(partial, error)
@@ -145,7 +148,7 @@ class CheckpointFolder:
             "step": state.step,
             "facts": dict(state.facts),
             "files": {name: facts for files, _ in written for name, facts in files.items()},
-            "rows": {key: [counts[key] for _, counts in written] for key in state.rows},
+            "rows": {key: [counts.get(key, 0) for _, counts in written] for key in state.rows},
         }
         with (partial / _MANIFEST).open("w", encoding="utf-8") as file:
             json.dump(manifest, file, indent=1)

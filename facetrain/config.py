@@ -81,6 +81,9 @@ class HeadConfig:
     """Momentum of the centers is stored as fp32 or bf16; with SGD."""
     max_center_gradient_norm: float = 0.0
     """Gradients of the centers above this L2 norm are scaled down to it; 0 = never."""
+    head_ranks: int = 0
+    """Processes that share one copy of the class centers; 0 = all; 1 = each process has all of
+    them. Copies are kept equal by summing their gradients."""
     initial_centers: Path | None = None
     """Folder of arcface_torch's per-rank head files to start from; not read with --resume."""
 
@@ -247,6 +250,7 @@ class RunConfig:
         choice("center-momentum", head.center_momentum, ("fp32", "bf16"))
         norm = head.max_center_gradient_norm
         allow("max-center-gradient-norm", norm, norm >= 0, "0 (never) or more")
+        allow("head-ranks", head.head_ranks, head.head_ranks >= 0, "0 (all processes) or more")
         choice("optimizer", optim.optimizer, OPTIMIZERS)
         allow("epochs", optim.epochs, optim.epochs > 0, "above 0")
         batch = optim.global_batch_size

@@ -47,9 +47,8 @@ def build_head(
     sharing = world.local_world_size if communicator.device.type == "cpu" else 1
     own_bytes = free_memory_bytes(communicator.device) // sharing
     free_bytes = min(communicator.all_gather_object(own_bytes))
-    room_bytes = room_beside_centers(
-        config, num_classes, optimizer, communicator.world_size, free_bytes
-    )
+    num_parts = head.head_ranks or communicator.world_size
+    room_bytes = room_beside_centers(config, num_classes, optimizer, num_parts, free_bytes)
     limit_bytes = room_bytes // _SHARE_OF_ROOM
     if head.head_memory is not None:
         limit_bytes = parse_bytes(head.head_memory)
@@ -70,6 +69,7 @@ def build_head(
         limit_bytes=limit_bytes,
         product_dtype=dtype,
         seed=config.seed,
+        head_ranks=head.head_ranks,
     )
     check_step(config, built, room_bytes)
     return built
@@ -94,24 +94,30 @@ def room_beside_centers(
     config: RunConfig,
     num_classes: int,
     optimizer: CenterOptimizer,
-    world_size: int,
+    num_parts: int,
     free_bytes: int,
 ) -> int:
     """Bytes a process has left beside centers and their optimizer's state, before any is taken.
+
+    Args:
+        num_parts: processes that share one copy of the centers.
 
     Raises:
         FacetrainError: they do not fit; names sizes and what to change.
     """
     size = config.model.embedding_size
-    rows = max(even_counts(num_classes, world_size)) * config.head.sub_centers
+    rows = max(even_counts(num_classes, num_parts)) * config.head.sub_centers
     needed = rows * (4 * size + optimizer.state_bytes_per_row(size))
     if needed > free_bytes:
         adamw = config.optim.optimizer == "adamw"
+        more = (
+            "a larger --head-ranks" if config.head.head_ranks else "more processes on more memory"
+        )
         smaller = "--optimizer sgd" if adamw else "--center-momentum bf16"
         raise FacetrainError(
-            f"{num_classes:,} identities over {world_size} processes: centers of {size} dimensions "
+            f"{num_classes:,} identities over {num_parts} processes: centers of {size} dimensions "
             f"and their optimizer state take {format_bytes(needed)} a process, and "
-            f"{format_bytes(free_bytes)} are free; use more processes on more memory, a smaller "
+            f"{format_bytes(free_bytes)} are free; use {more}, a smaller "
             f"--embedding-size, or {smaller}"
         )
     return free_bytes - needed
@@ -126,7 +132,8 @@ def check_step(config: RunConfig, head: ShardedClassifier, room_bytes: int) -> N
     Raises:
         FacetrainError: it does not; names the least it takes.
     """
-    num_rows, asked = config.optim.largest_micro_batch, config.head.head_memory
+    num_rows = head.most_rows(config.optim.largest_micro_batch)
+    asked = config.head.head_memory
     # The smallest one, where none is small enough.
     schedule = head.schedule(num_rows)
     least = format_bytes(schedule.transient_bytes, round_up=True)
@@ -142,9 +149,17 @@ def check_step(config: RunConfig, head: ShardedClassifier, room_bytes: int) -> N
 
 
 def describe_head(head: ShardedClassifier, num_rows: int) -> str:
-    """One line for the log: what the head computes, and how."""
-    schedule = head.schedule(num_rows)
+    """One line for the log: what the head computes, and how.
+
+    Args:
+        num_rows: of all ranks.
+    """
+    schedule = head.schedule(head.most_rows(num_rows))
     parts = [f"head: {head.num_classes:,} identities, {head.margin}"]
+    if head.copies.world_size > 1:
+        shared = head.inside.world_size
+        each = "each process has all" if shared == 1 else f"each cut over {shared} processes"
+        parts.append(f"{head.copies.world_size} copies of the centers, {each}")
     if head.sub_centers > 1:
         parts.append(f"{head.sub_centers} centers each")
     if head.options.others_threshold is not None:

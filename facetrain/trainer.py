@@ -139,7 +139,7 @@ class Trainer:
                     "skipped_images": self._totals.skipped_images,
                     "skipped_steps": self._totals.skipped_steps,
                 },
-                rows=parts.head.rows_state(),
+                rows=parts.head.rows_state() if parts.head.copies.rank == 0 else {},
             )
         )
 

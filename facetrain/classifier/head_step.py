@@ -32,7 +32,7 @@ class StepInputs:
 
     Attributes:
         labels: of this rank, int64 [B].
-        counts: rows of each rank.
+        counts: rows of each rank that shares the copy of the centers.
         num_rows: the loss is the sum over rows divided by it.
         training: draw classes, and bring the margin's statistics up to date.
         with_gradients: the loss may be differentiated.
@@ -96,7 +96,12 @@ class HeadStep:
         self._inverse_norms_b = inverse_norms(embeddings)[:, None]
         self._unit_bd = embeddings * self._inverse_norms_b
         head.margin.train(inputs.training)
-        rows, classes = self._exchange()
+        try:
+            rows, classes = self._exchange()
+        except FacetrainError:
+            # The other copies' ranks, which do not see these labels, wait for this loss.
+            self._over_copies(None)
+            raise
         self._active = ActiveCenters(head.centers.detach(), classes, head.sub_centers)
         self._softmax = MarginSoftmax(
             rows,
@@ -105,7 +110,7 @@ class HeadStep:
             head.options,
             head.schedule(len(rows.unit_nd)),
             head.products,
-            head.communicator,
+            head.inside,
             training=inputs.training,
             with_gradients=inputs.with_gradients,
         )
@@ -113,7 +118,7 @@ class HeadStep:
         self._center_gradient: CenterGradient | None = None
         self._last: Chunk | None = None
         self._bias_gradient: Tensor | None = None
-        self.loss = self._forward(rows) / inputs.num_rows
+        self.loss = self._over_copies(self._forward(rows)) / inputs.num_rows
         self._versions = self._state_versions()
 
     def _state_versions(self) -> list[int]:
@@ -129,10 +134,11 @@ class HeadStep:
         own = self._unit_bd
         if uses_norms:
             own = torch.cat([own, self._norms_b[:, None]], 1)
-        received = head.communicator.all_gather(own, counts)
-        labels_n = head.communicator.all_gather(self._inputs.labels, counts)
-        check_labels(labels_n, head.num_classes, counts)
-        num_local = head.class_counts[head.communicator.rank]
+        received = head.inside.all_gather(own, counts)
+        labels_n = head.inside.all_gather(self._inputs.labels, counts)
+        first_rank = head.communicator.rank - head.inside.rank
+        check_labels(labels_n, head.num_classes, counts, first_rank)
+        num_local = head.class_counts[head.inside.rank]
         places_n = labels_n - head.first_class
         places_n = torch.where((places_n >= 0) & (places_n < num_local), places_n, -1)
         classes = None
@@ -146,7 +152,7 @@ class HeadStep:
         return Rows(unit_nd, norms_n, places_n), classes
 
     def _forward(self, rows: Rows) -> Tensor:
-        """Sum of all rows' losses."""
+        """Sum of the losses of all rows that share the copy."""
         chunks, with_gradients = self._softmax.chunks(), self._inputs.with_gradients
         if with_gradients:
             width = self._unit_bd.shape[1] + self._head.margin.uses_norms
@@ -169,6 +175,29 @@ class HeadStep:
             penalties = self._head.margin.penalty(rows.norms_n)
             total = total if penalties is None else total + penalties.detach().sum()
         return total
+
+    def _over_copies(self, loss: Tensor | None) -> Tensor:
+        """Sum of all copies' losses; one all-reduce of 8 bytes where there are copies.
+
+        Args:
+            loss: None where this copy's rows cannot be used.
+
+        Raises:
+            FacetrainError: another copy's rows cannot be used, and this one's can.
+        """
+        copies = self._head.copies
+        both = torch.tensor([0.0, 1.0], device=copies.device)
+        if loss is not None:
+            if copies.world_size == 1:
+                return loss
+            both = torch.stack([loss, torch.zeros_like(loss)])
+        copies.all_reduce(both)
+        if loss is not None and bool(both[1]):
+            raise FacetrainError(
+                "a batch of a rank that shares another copy of the centers cannot be used, as its "
+                "own message says"
+            )
+        return both[0]
 
     def backward(
         self, factor: Tensor, needs_centers: bool
@@ -194,6 +223,8 @@ class HeadStep:
         else:
             self._feature_gradient *= weight
             self._pass_on(weight, sink)
+        if gradient is not None and gradient.values is not None:
+            self._head.copies.all_reduce(gradient.values)
         bias = None if self._bias_gradient is None else self._bias_gradient * weight
         return self._embedding_gradient(weight), None if gradient is None else gradient.values, bias
 
@@ -227,7 +258,7 @@ class HeadStep:
     def _embedding_gradient(self, weight: Tensor) -> Tensor:
         """Of this rank's embeddings, [B, D], through their division by their length."""
         head, unit_bd = self._head, self._unit_bd
-        received = head.communicator.reduce_scatter(self._feature_gradient, self._inputs.counts)
+        received = head.inside.reduce_scatter(self._feature_gradient, self._inputs.counts)
         size = unit_bd.shape[1]
         unit_gradient = received[:, :size]
         radial_b = torch.linalg.vecdot(unit_gradient, unit_bd)[:, None]
@@ -244,8 +275,13 @@ class HeadStep:
         return gradient.to(self._type)
 
 
-def check_labels(labels_n: Tensor, num_classes: int, counts: Sequence[int]) -> None:
-    """Whether all labels are classes. Every rank sees all, so every rank raises the same error.
+def check_labels(
+    labels_n: Tensor, num_classes: int, counts: Sequence[int], first_rank: int = 0
+) -> None:
+    """Whether all labels are classes. Ranks that see the same ones raise the same error.
+
+    Args:
+        counts: rows of each rank, from `first_rank` on.
 
     Raises:
         FacetrainError: names the first wrong row.
@@ -254,10 +290,11 @@ def check_labels(labels_n: Tensor, num_classes: int, counts: Sequence[int]) -> N
     if not len(wrong):
         return
     row = int(wrong[0])
-    rank = 0
-    while row >= counts[rank]:
-        row -= counts[rank]
-        rank += 1
+    place = 0
+    while row >= counts[place]:
+        row -= counts[place]
+        place += 1
+    rank = first_rank + place
     label = int(labels_n[wrong[0]])
     if label == UNUSABLE:
         raise FacetrainError(f"rank {rank}'s batch cannot be used, as its own message says")

@@ -4,8 +4,12 @@ Communication of one step, per rank: all-gather of features (N D) and of labels 
 all-reduce of 2 floats a row per chunk of rows, reduce-scatter of feature gradients (N D). Nothing
 grows with the number of classes.
 
-Shapes: B rows of this rank, N of all ranks, D embedding, C classes, K classes of this rank, S
-centers a class (consecutive rows).
+With `head_ranks` G below the world size, every G consecutive ranks hold one copy of the centers:
+the above is of a group's ranks and rows, and the copies are kept equal by an all-reduce of the
+centers' gradient (K S D) over the ranks with the same classes, and of 2 floats of the loss.
+
+Shapes: B rows of this rank, N of all ranks that share a copy, D embedding, C classes, K classes of
+this rank, S centers a class (consecutive rows).
 """
 
 from __future__ import annotations
@@ -58,9 +62,11 @@ class ShardedClassifier(nn.Module):
         limit_bytes: transient memory within which the fastest schedule is chosen; the same on
             every rank.
         product_dtype: of the matrix products: torch.float32, bfloat16 or float16.
+        head_ranks: G, consecutive ranks that share one copy of the centers; 0 = all of them. With
+            more copies than one the gradient exists whole, `step_in_backward` or not.
 
     Raises:
-        FacetrainError: an argument out of range.
+        FacetrainError: an argument out of range, or what copies cannot do.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class ShardedClassifier(nn.Module):
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
         product_dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        head_ranks: int = 0,
     ) -> None:
         super().__init__()
         _check("num_classes", num_classes, num_classes >= 1, "at least 1")
@@ -100,23 +107,28 @@ class ShardedClassifier(nn.Module):
                 f"sample_rate {sample_rate:g} without an optimizer of the centers: a dense one "
                 "would also move rows not in use; pass optimizer=CenterSGD(...) or CenterAdamW(...)"
             )
+        group_size = head_ranks or communicator.world_size
+        if group_size != communicator.world_size:
+            _check_copies(group_size, communicator.world_size, margin, sample_rate)
         self.num_classes = num_classes
         self.sub_centers = sub_centers
         self.margin = margin.to(communicator.device)
         self.options = HeadOptions(scale, through_margin, others_threshold)
         self.optimizer = optimizer
-        self.step_in_backward = step_in_backward
         self.communicator = communicator
-        self.class_counts = even_counts(num_classes, communicator.world_size)
-        self.first_class = sum(self.class_counts[: communicator.rank])
+        self.inside, self.copies = communicator.split(group_size)
+        self.step_in_backward = step_in_backward and self.copies.world_size == 1
+        self.class_counts = even_counts(num_classes, self.inside.world_size)
+        self.first_class = sum(self.class_counts[: self.inside.rank])
         self.sampler = ClassSampler(sample_rate, num_classes, seed) if sample_rate < 1 else None
         self.products = Products(product_dtype)
         self.schedule_wish = schedule or ScheduleWish()
         self._limit_bytes = limit_bytes
         self.gradient = CenterGradient()
+        self._gradient_is_summed = False
 
         margin.initialise(num_classes, sample_rate)
-        count = self.class_counts[communicator.rank] * sub_centers
+        count = self.class_counts[self.inside.rank] * sub_centers
         centers = torch.empty((count, embedding_size))
         fill_initial_rows(centers, self.first_class * sub_centers, seed)
         self.centers = nn.Parameter(centers.to(communicator.device))
@@ -158,7 +170,7 @@ class ShardedClassifier(nn.Module):
             labels = torch.full((count,), UNUSABLE, device=self.centers.device)
         inputs = StepInputs(
             labels,
-            counts,
+            self._of_group(counts),
             num_rows or max(1, sum(counts)),
             training=self.training and torch.is_grad_enabled(),
             with_gradients=torch.is_grad_enabled(),
@@ -191,8 +203,17 @@ class ShardedClassifier(nn.Module):
             return f"rank {rank}'s batch is on {found}; must be on {self.centers.device}"
         return None
 
+    def _of_group(self, counts: list[int]) -> list[int]:
+        """Those of `counts`, one of each rank, that are of the ranks sharing this copy."""
+        first = self.communicator.rank - self.inside.rank
+        return counts[first : first + self.inside.world_size]
+
+    def most_rows(self, num_rows: int) -> int:
+        """N, of `num_rows` rows cut evenly over all ranks: the most that share a copy."""
+        return sum(even_counts(num_rows, self.communicator.world_size)[: self.inside.world_size])
+
     def schedule(self, num_rows: int) -> Schedule:
-        """The way through the logits of `num_rows` rows of all ranks; the same on every rank."""
+        """The way through the logits of N rows; the same on every rank that shares the copy."""
         most_classes = max(self.class_counts)
         if self.sampler is not None:
             most_classes = min(most_classes, round(most_classes * self.sampler.rate) + num_rows)
@@ -218,16 +239,28 @@ class ShardedClassifier(nn.Module):
         Nothing is left to do where the backward pass has stepped them.
         """
         if self.optimizer is not None:
+            self._sum_over_copies()
             self.gradient.step(self.centers.detach(), self.optimizer)
+            self._gradient_is_summed = False
+
+    def _sum_over_copies(self) -> None:
+        """All rows' gradient in place of this group's; once between steps.
+
+        One all-reduce of 4 K S D bytes over the copies.
+        """
+        if self.gradient.values is not None and not self._gradient_is_summed:
+            self.copies.all_reduce(self.gradient.values)
+            self._gradient_is_summed = True
 
     def drop_gradient(self) -> None:
         """Forget the gradients since the last step."""
         self.gradient.clear()
+        self._gradient_is_summed = False
 
     def clip_gradient(self, max_norm: float) -> float:
-        """Scale the gradients since the last step to at most this L2 norm over all ranks.
+        """Scale the gradients since the last step to at most this L2 norm, of one copy.
 
-        One all-reduce of 8 bytes.
+        One all-reduce of 8 bytes, after that of the copies' gradients.
 
         Returns:
             The norm before; not finite where a gradient is not.
@@ -239,10 +272,11 @@ class ShardedClassifier(nn.Module):
             raise FacetrainError(
                 "the head has no gradient to clip: give it an optimizer and step_in_backward=False"
             )
+        self._sum_over_copies()
         square = torch.tensor(
             [self.gradient.norm_square()], dtype=torch.float64, device=self.communicator.device
         )
-        norm = self.communicator.all_reduce(square).sqrt().item()
+        norm = self.inside.all_reduce(square).sqrt().item()
         if self.gradient.values is not None and norm > max_norm:
             self.gradient.values.mul_(max_norm / (norm + 1e-6))
         return norm
@@ -251,7 +285,7 @@ class ShardedClassifier(nn.Module):
 
     @property
     def row_range(self) -> tuple[int, int]:
-        """[first, end) of this rank's center rows among those of all ranks."""
+        """[first, end) of this rank's center rows among those of a copy."""
         first = self.first_class * self.sub_centers
         return first, first + len(self.centers)
 
@@ -287,10 +321,30 @@ class ShardedClassifier(nn.Module):
             self.sampler.step = common["sampler_step"]
 
     def extra_repr(self) -> str:
-        last = self.first_class + self.class_counts[self.communicator.rank]
+        last = self.first_class + self.class_counts[self.inside.rank]
         return (
             f"classes {self.first_class}..{last} of {self.num_classes}, scale "
             f"{self.options.scale:g}"
+        )
+
+
+def _check_copies(group_size: int, world_size: int, margin: Margin, sample_rate: float) -> None:
+    """Whether centers can be held in copies, each of which sees its own group's rows only."""
+    flag = f"--head-ranks {group_size}"
+    if group_size < 0 or world_size % group_size:
+        raise FacetrainError(
+            f"{flag}: must divide the {world_size} processes of this run; 0 = all of them"
+        )
+    if any(True for _ in (*margin.buffers(), *margin.parameters())):
+        name = type(margin).__name__
+        raise FacetrainError(
+            f"{flag} of {world_size} processes: {name} has statistics or draws of the whole batch, "
+            "which a group does not see; use --head-ranks 0, or another --margin"
+        )
+    if sample_rate < 1:
+        raise FacetrainError(
+            f"{flag} of {world_size} processes: with --sample-rate {sample_rate:g} copies would "
+            "use different classes; use --head-ranks 0, or --sample-rate 1"
         )
 
 

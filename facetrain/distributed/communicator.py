@@ -76,6 +76,16 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Return once every rank has called it."""
 
+    def split(self, group_size: int) -> tuple[Communicator, Communicator]:
+        """Cut the ranks into groups of `group_size` consecutive ones; every rank calls it.
+
+        Returns:
+            Those of this rank's group, and those at this rank's place in every group.
+
+        Raises:
+            FacetrainError: the size does not divide the world size, or the engine cannot do it.
+        """
+
     def close(self) -> None:
         """Leave in good order; every rank must call it."""
 
@@ -87,6 +97,18 @@ def even_counts(num_rows: int, num_parts: int) -> list[int]:
     """
     quotient, rest = divmod(num_rows, num_parts)
     return [quotient + (part < rest) for part in range(num_parts)]
+
+
+def check_group_size(group_size: int, world_size: int) -> None:
+    """Whether ranks can be cut into groups of that size.
+
+    Raises:
+        FacetrainError: they cannot; on every rank, as all are given the same.
+    """
+    if group_size < 1 or world_size % group_size:
+        raise FacetrainError(
+            f"groups of {group_size} processes: must divide all {world_size} processes"
+        )
 
 
 def gather_counts(communicator: Communicator, num_rows: int) -> list[int]:

@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from facetrain.distributed.communicator import Pending
+from facetrain.distributed.communicator import Communicator, Pending, check_group_size
 from facetrain.distributed.horovod_meeting import join
 from facetrain.distributed.peers import meeting, peers_alive
+from facetrain.distributed.single import SingleCommunicator
 from facetrain.distributed.world import World
 from facetrain.errors import FacetrainError
 
@@ -149,6 +150,19 @@ class HorovodCommunicator:
         sizes = self.all_gather(torch.tensor([len(data)]), [1] * self.world_size).tolist()
         parts = self.all_gather(data, sizes).split(sizes)
         return [pickle.loads(part.numpy().tobytes()) for part in parts]
+
+    def split(self, group_size: int) -> tuple[Communicator, Communicator]:
+        check_group_size(group_size, self.world_size)
+        alone = SingleCommunicator(self.device)
+        if group_size == 1:
+            return alone, self
+        if group_size == self.world_size:
+            return self, alone
+        # Its process sets would need a controller thread of their own for each group.
+        raise FacetrainError(
+            f"groups of {group_size} of {self.world_size} processes (--head-ranks) need "
+            "--engine torch; with Horovod they are of one process or of all"
+        )
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1))

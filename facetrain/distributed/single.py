@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from facetrain.distributed.communicator import Communicator, check_group_size
+
 T = TypeVar("T")
 
 
@@ -50,6 +52,10 @@ class SingleCommunicator:
 
     def all_gather_object(self, value: T) -> list[T]:
         return [value]
+
+    def split(self, group_size: int) -> tuple[Communicator, Communicator]:
+        check_group_size(group_size, self.world_size)
+        return self, self
 
     def barrier(self) -> None:
         return None

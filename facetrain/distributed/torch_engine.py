@@ -6,6 +6,7 @@ largest; even shares travel as they are.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from facetrain.distributed.communicator import Pending
+from facetrain.distributed.communicator import Communicator, Pending, check_group_size
 from facetrain.distributed.peers import meeting, peers_alive
+from facetrain.distributed.single import SingleCommunicator
 from facetrain.distributed.world import World
 
 T = TypeVar("T")
@@ -35,7 +37,7 @@ class _PendingWork:
 
 
 class TorchCommunicator:
-    """Collectives of the default `torch.distributed` process group.
+    """Collectives of the default `torch.distributed` process group, or of a part of it.
 
     Args:
         world: this process's place, as its launcher gave it.
@@ -52,6 +54,8 @@ class TorchCommunicator:
         self.world_size = world.world_size
         self.device = device
         self._timeout_s = timeout_s
+        self._group: dist.ProcessGroup | None = None  # all ranks
+        self._ranks = list(range(world.world_size))
         self._alive = functools.partial(peers_alive, timeout_s)
         with meeting(world, timeout_s):
             dist.init_process_group(
@@ -63,6 +67,27 @@ class TorchCommunicator:
                 device_id=device if device.type == "cuda" else None,
             )
 
+    def split(self, group_size: int) -> tuple[Communicator, Communicator]:
+        check_group_size(group_size, self.world_size)
+        ranks = torch.arange(self.world_size).view(-1, group_size)
+        return self._part(ranks.tolist()), self._part(ranks.T.tolist())
+
+    def _part(self, parts: Sequence[Sequence[int]]) -> Communicator:
+        """The part that this rank is in; every rank passes the same parts, of equal sizes."""
+        if len(parts) == 1:
+            return self
+        if len(parts) == self.world_size:
+            return SingleCommunicator(self.device)
+        part = copy.copy(self)
+        timeout = datetime.timedelta(seconds=self._timeout_s)
+        for ranks in parts:
+            with self._alive():
+                group = dist.new_group(ranks, timeout=timeout)
+            if self.rank in ranks:
+                part._group, part._ranks = group, list(ranks)
+                part.rank, part.world_size = ranks.index(self.rank), len(ranks)
+        return part
+
     def all_gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         largest = max(counts)
         if largest == 0:
@@ -70,7 +95,7 @@ class TorchCommunicator:
         padded = _pad(rows, largest)
         gathered = padded.new_empty((self.world_size * largest, *rows.shape[1:]))
         with self._alive():
-            dist.all_gather_single(gathered, padded)
+            dist.all_gather_single(gathered, padded, group=self._group)
         if min(counts) == largest:
             return gathered
         parts = gathered.split(largest)
@@ -86,17 +111,17 @@ class TorchCommunicator:
             rows = torch.cat([_pad(part, largest) for part in parts])
         reduced = rows.new_empty((largest, *rows.shape[1:]))
         with self._alive():
-            dist.reduce_scatter_single(reduced, rows.contiguous())
+            dist.reduce_scatter_single(reduced, rows.contiguous(), group=self._group)
         return reduced[:own]
 
     def all_reduce(self, values: Tensor, reduction: str = "sum") -> Tensor:
         with self._alive():
-            dist.all_reduce(values, _OPERATIONS[reduction])
+            dist.all_reduce(values, _OPERATIONS[reduction], group=self._group)
         return values
 
     def all_reduce_async(self, values: Tensor) -> Pending:
         with self._alive():
-            work = dist.all_reduce(values, async_op=True)
+            work = dist.all_reduce(values, group=self._group, async_op=True)
         assert work is not None  # None only for ranks outside the group
         return _PendingWork(work, self._timeout_s)
 
@@ -106,32 +131,39 @@ class TorchCommunicator:
         received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
         with self._alive():
             dist.all_to_all_single(
-                received, rows.contiguous(), list(receive_counts), list(send_counts)
+                received,
+                rows.contiguous(),
+                list(receive_counts),
+                list(send_counts),
+                group=self._group,
             )
         return received
 
     def broadcast(self, values: Tensor, source: int = 0) -> Tensor:
         with self._alive():
-            dist.broadcast(values, source)
+            dist.broadcast(values, self._ranks[source], group=self._group)
         return values
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
         holder = [value]
         with self._alive():
-            dist.broadcast_object_list(holder, source, device=self.device)
+            dist.broadcast_object_list(
+                holder, self._ranks[source], group=self._group, device=self.device
+            )
         return holder[0]
 
     def all_gather_object(self, value: T) -> list[T]:
         gathered: list[T | None] = [None] * self.world_size
         with self._alive():
-            dist.all_gather_object(gathered, value)
+            dist.all_gather_object(gathered, value, group=self._group)
         return gathered  # type: ignore[return-value]
 
     def barrier(self) -> None:
         with self._alive():
-            dist.barrier()
+            dist.barrier(group=self._group)
 
     def close(self) -> None:
+        assert self._group is None  # a part ends with the whole
         self.barrier()
         dist.destroy_process_group()
 

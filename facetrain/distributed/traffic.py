@@ -85,6 +85,18 @@ class CountedCommunicator:
     def all_gather_object(self, value: T) -> list[T]:
         return self._inner.all_gather_object(value)
 
+    def split(self, group_size: int) -> tuple[Communicator, Communicator]:
+        """Parts that count into this one's counters; one of a single rank counts nothing."""
+        inside, across = (self._part(part) for part in self._inner.split(group_size))
+        return inside, across
+
+    def _part(self, part: Communicator) -> Communicator:
+        if part.world_size == 1:
+            return part
+        counted = CountedCommunicator(part)
+        counted.calls, counted.sent_bytes = self.calls, self.sent_bytes
+        return counted
+
     def barrier(self) -> None:
         self._inner.barrier()
 

@@ -16,7 +16,7 @@ from facetrain.distributed import (
 from facetrain.errors import FacetrainError
 from facetrain.memory import MemoptError
 from facetrain_datasets.errors import DatasetError
-from tests.ranks import ENGINES, raise_first, run_ranks
+from tests.ranks import ENGINES, needs_horovod, raise_first, run_ranks
 
 
 def _values(rank: int, rows: int) -> torch.Tensor:
@@ -145,3 +145,54 @@ def _dies(communicator: Communicator) -> str:
 def test_other_ranks_are_told_when_one_dies(engine: str) -> None:
     results = run_ranks(_dies, 2, engine=engine)
     assert results[0] == "PeerLostError"
+
+
+def _split(communicator: Communicator, group_size: int) -> list[list[int]]:
+    """Who is in either part, by every kind of collective that names or orders ranks."""
+    found = []
+    for part in communicator.split(group_size):
+        own = torch.tensor([communicator.rank])
+        ranks = part.all_gather(own, [1] * part.world_size).tolist()
+        assert ranks == part.all_gather_object(communicator.rank)
+        assert ranks[part.rank] == communicator.rank
+        assert part.all_reduce(own.clone()).item() == sum(ranks)
+        assert part.broadcast(own.clone(), source=part.world_size - 1).item() == ranks[-1]
+        assert part.broadcast_object(communicator.rank) == ranks[0]
+        scattered = part.reduce_scatter(torch.arange(part.world_size), [1] * part.world_size)
+        assert scattered.tolist() == [part.rank * part.world_size]
+        part.barrier()
+        found.append(ranks)
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_groups_of_one_and_of_all(group_size: int, engine: str) -> None:
+    for rank, parts in enumerate(raise_first(run_ranks(_split, 2, group_size, engine=engine))):
+        assert parts == ([[rank], [0, 1]] if group_size == 1 else [[0, 1], [rank]])
+    assert _split(SingleCommunicator(), 1) == [[0], [0]]
+
+
+@pytest.mark.slow
+def test_groups_are_of_consecutive_ranks() -> None:
+    found = raise_first(run_ranks(_split, 4, 2))
+    assert [parts[0] for parts in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert [parts[1] for parts in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+
+def _split_wrongly(communicator: Communicator) -> str:
+    with pytest.raises(FacetrainError) as raised:
+        communicator.split(2)
+    return str(raised.value)
+
+
+def test_groups_that_leave_ranks_over_are_refused() -> None:
+    for message in raise_first(run_ranks(_split_wrongly, 3)):
+        assert message == "groups of 2 processes: must divide all 3 processes"
+
+
+@needs_horovod
+@pytest.mark.slow
+def test_horovod_refuses_groups_between_one_process_and_all() -> None:
+    for message in raise_first(run_ranks(_split_wrongly, 4, engine="horovod")):
+        assert message.startswith("groups of 2 of 4 processes (--head-ranks) need --engine torch")

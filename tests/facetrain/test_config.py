@@ -23,6 +23,7 @@ WRONG = {
         "interclass_filtering_threshold": -0.5,
         "head_schedule": "rows",
         "chunk_rows": -1,
+        "head_ranks": -1,
         "tile_classes": -1,
         "head_memory": "2 gigs",
         "head_precision": "fp8",

@@ -93,6 +93,7 @@ def _trainer(
     sub_centers: int = 1,
     center_momentum: str = "fp32",
     max_center_gradient_norm: float = 0.0,
+    head_ranks: int = 0,
 ) -> Trainer:
     torch.manual_seed(0)
     backbone = Tiny(with_batch_norm).train()
@@ -124,6 +125,7 @@ def _trainer(
                 sample_rate=sample_rate,
                 optimizer=build_center_optimizer(config),
                 step_in_backward=not needs_whole_gradient(config),
+                head_ranks=head_ranks,
             ),
             Preprocessing(),
             schedule,
@@ -144,7 +146,7 @@ def _trainer(
 def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     parts = trainer._parts
     counts = [count * parts.head.sub_centers for count in parts.head.class_counts]
-    centers = parts.communicator.all_gather(parts.head.centers.detach(), counts)
+    centers = parts.head.inside.all_gather(parts.head.centers.detach(), counts)
     return {
         **{name: value.clone() for name, value in parts.backbone.state_dict().items()},
         "centers": centers,
@@ -176,14 +178,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Ten
     return weights, losses
 
 
-@pytest.mark.parametrize(("world_size", "micro_batches"), [(1, 3), (2, 1), (2, 2), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("world_size", "micro_batches", "head_ranks"),
+    [(1, 3, 0), (2, 1, 0), (2, 2, 1), (3, 1, 0), (3, 2, 0)],
+)
 def test_any_cut_of_the_batch_gives_the_same_training(
     world_size: int,
     micro_batches: int,
+    head_ranks: int,
     tmp_path: Path,
     whole: tuple[dict[str, torch.Tensor], list[float]],
 ) -> None:
-    for weights, losses, outcome in _on(world_size, tmp_path, {"micro_batches": micro_batches}):
+    options = {"micro_batches": micro_batches, "head_ranks": head_ranks}
+    for weights, losses, outcome in _on(world_size, tmp_path, options):
         assert outcome.step == STEPS
         # The same fp32 terms in another order, over six steps.
         assert losses == pytest.approx(whole[1], rel=1e-5)
@@ -226,6 +233,24 @@ def test_a_run_resumes_on_another_world_size(
 ) -> None:
     _on(before, tmp_path, {})
     weights, losses, _ = _on(after, tmp_path, {"resume_step": 4})[0]
+    assert losses == pytest.approx(whole[1], rel=1e-5)
+    for name, value in whole[0].items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("worlds", "head_ranks"), [((2, 1, 2), (1, 0, 2)), ((4, 2, 1), (2, 1, 0)), ((1, 4), (0, 1))]
+)
+def test_a_run_resumes_with_other_copies_of_the_centers(
+    worlds: tuple[int, ...],
+    head_ranks: tuple[int, ...],
+    tmp_path: Path,
+    whole: tuple[dict[str, torch.Tensor], list[float]],
+) -> None:
+    for number, (world_size, size) in enumerate(zip(worlds, head_ranks, strict=True)):
+        start = {"resume_step": (4, 6)[number - 1]} if number else {}
+        weights, losses, _ = _on(world_size, tmp_path, {"head_ranks": size, **start})[0]
     assert losses == pytest.approx(whole[1], rel=1e-5)
     for name, value in whole[0].items():
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
