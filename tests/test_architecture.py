@@ -91,7 +91,11 @@ def test_only_the_memory_modules_know_memopt() -> None:
         for module, _ in _imports(path)
         if module.split(".")[0] == "memopt"
     }
-    assert users == {"facetrain/memory.py", "facetrain/memory_plan.py"}
+    assert users == {
+        "facetrain/memory.py",
+        "facetrain/memory_plan.py",
+        "facetrain/this_cluster.py",  # measures what memopt's planner takes as given
+    }
 
 
 def test_no_circle_of_imports() -> None:

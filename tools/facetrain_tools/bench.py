@@ -1,4 +1,4 @@
-"""`facetrain bench loader PATH`: how fast a set of faces is read, and what bounds it."""
+"""What this machine can do: `facetrain bench loader PATH`, and `facetrain bench cluster`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from facetrain.command import parse_flags
 from facetrain.report import Facts, Table
 from facetrain_datasets.formats import open_faces
 from facetrain_datasets.loader_benchmark import LoaderReport, measure_loader
-from facetrain_tools.actions import Action, run_action
+from facetrain_tools.actions import Action, module_action, run_action
 from facetrain_tools.progress import progress
 
 
@@ -45,7 +45,12 @@ def main(arguments: Sequence[str]) -> int:
         "PATH [--num-workers 4] [flags]",
         "images per second of reading, decoding, transforming, collating",
     )
-    return run_action("bench", {"loader": loader}, arguments)
+    cluster = module_action(
+        "facetrain_tools.cluster",
+        "[--num-processes N] [--device cpu|cuda] [--out cluster.yaml]",
+        "rates and links of this machine, for `facetrain plan --device cluster.yaml`",
+    )
+    return run_action("bench", {"loader": loader, "cluster": cluster}, arguments)
 
 
 def bench_loader(flags: LoaderFlags) -> int:

@@ -22,7 +22,10 @@ COMMANDS = {
         "evaluate a model: pairs, IJB, identification, all pairs; thresholds",
     ),
     "export": ("facetrain_tools.export", "write a model as ONNX, its thresholds in it"),
-    "bench": ("facetrain_tools.bench", "measure: how fast faces are read"),
+    "bench": (
+        "facetrain_tools.bench",
+        "measure: how fast faces are read, what this machine can do",
+    ),
     "plan": ("facetrain_tools.plan", "plan a recipe's memory before training: memory"),
     "horovod": ("facetrain_tools.horovod", "build Horovod, the second communication engine"),
     "doctor": ("facetrain_tools.doctor", "check this machine and say what to do"),
