@@ -61,6 +61,7 @@ class Work:
         whole_gradient: the centers' gradient is needed whole.
         device_type: "cpu" or "cuda".
         product_dtype: of the matrix products.
+        speeds: of the device; None: rough ones of its type.
     """
 
     num_rows: int
@@ -73,6 +74,7 @@ class Work:
     whole_gradient: bool = False
     device_type: str = "cpu"
     product_dtype: torch.dtype = torch.float32
+    speeds: Speeds | None = None
 
     @property
     def logit_bytes(self) -> int:
@@ -150,7 +152,7 @@ def choose_schedule(work: Work, limit_bytes: int, wish: ScheduleWish | None = No
     candidates = [
         evaluate(work, kind, rows, wish.tile_classes)
         for kind in kinds
-        for rows in ([wish.chunk_rows] if wish.chunk_rows else _chunk_sizes(kind, work.num_rows))
+        for rows in ([wish.chunk_rows] if wish.chunk_rows else chunk_sizes(kind, work.num_rows))
     ]
     fitting = [c for c in candidates if c.transient_bytes <= limit_bytes]
     if fitting:
@@ -180,7 +182,7 @@ def evaluate(work: Work, kind: str, chunk_rows: int, tile_classes: int = 0) -> S
     # Chunks add up to a gradient of their own, which then goes where earlier micro-batches' went.
     transient += work.num_classes * work.center_bytes * (work.whole_gradient + (chunks > 1))
 
-    speeds = speeds_of(work.device_type, work.product_dtype)
+    speeds = work.speeds or speeds_of(work.device_type, work.product_dtype)
     num_centers = work.num_classes * work.centers_per_class
     product = 2.0 * work.num_rows * num_centers * work.size
     # Centers are read for the sums and for the gradients; logits pass several times.
@@ -200,7 +202,7 @@ def speeds_of(device_type: str, product_dtype: torch.dtype) -> Speeds:
     return Speeds(60e9, 8e9)
 
 
-def _chunk_sizes(kind: str, num_rows: int) -> list[int]:
+def chunk_sizes(kind: str, num_rows: int) -> list[int]:
     """All rows, and halves of them; class tiles take all rows, lest centers be read more often."""
     if kind == "class_tiles":
         return [max(1, num_rows)]
