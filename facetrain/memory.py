@@ -106,6 +106,7 @@ class MemoryManager:
 
     Attributes:
         plan: what is dropped at the largest batch; None without a budget.
+        holds_loss: the budget is of the loss's memory too, and so `measure` is to count it.
     """
 
     def __init__(
@@ -116,8 +117,11 @@ class MemoryManager:
         autocast_dtype: torch.dtype | None,
         budget_bytes: int | None,
         reserved_bytes: int,
+        *,
+        holds_loss: bool = False,
     ) -> None:
         self.plan = plan
+        self.holds_loss = holds_loss
         self._backbone = backbone
         self._held = held
         self._autocast_dtype = autocast_dtype
@@ -138,6 +142,7 @@ class MemoryManager:
         accumulates: bool = False,
         costs: CostTable | None = None,
         reserved_bytes: int = 0,
+        loss_bytes: int | None = None,
     ) -> MemoryManager:
         """Plans the step on such a batch; other shapes are planned when they come.
 
@@ -150,6 +155,8 @@ class MemoryManager:
                 itself: an outer region would cache cast weights that nobody planned.
             accumulates: gradients of earlier micro-batches exist when a later pass starts.
             reserved_bytes: of the budget, for what the step holds beside the backbone's tensors.
+            loss_bytes: of the budget, what the head takes between the backbone's forward and
+                backward pass; None: the budget is the backbone's alone.
             costs: what `time_operators` measured, on rank 0 and then broadcast, so that every
                 rank makes the same plan; measured here when None.
 
@@ -165,6 +172,7 @@ class MemoryManager:
             backbone,
             budget_bytes - reserved_bytes,
             costs=CostTable() if costs is None else costs,
+            loss_bytes=loss_bytes or 0,
         )
         plans: list[Plan] = []
         too_small: list[BudgetTooSmallError] = []
@@ -178,7 +186,15 @@ class MemoryManager:
             held.remove()
             raise max(too_small, key=lambda error: error.least_bytes)
         plan = max(plans, key=lambda one: one.peak_bytes)
-        return cls(backbone, held, plan, autocast_dtype, budget_bytes, reserved_bytes)
+        return cls(
+            backbone,
+            held,
+            plan,
+            autocast_dtype,
+            budget_bytes,
+            reserved_bytes,
+            holds_loss=loss_bytes is not None,
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings [B, D] of normalised images [B, 3, H, W].

@@ -42,6 +42,7 @@ class Budget:
     Attributes:
         budget_bytes: peak above the resting state (weights, buffers, optimizer state, inputs) over
             the model's forward and backward, gradients of weights included.
+        loss_bytes: of that, what the loss takes between the two.
         plans: made so far, by kind of pass.
         recompute_seconds: spent on recomputation so far. On a GPU that is the time to launch it.
         online: makes the passes that run under an online policy.
@@ -56,8 +57,10 @@ class Budget:
         planner: str,
         policy: str | None,
         costs: CostTable,
+        loss_bytes: int = 0,
     ) -> None:
         self.budget_bytes = budget_bytes
+        self.loss_bytes = loss_bytes
         self.plans: dict[Any, Plan] = {}
         self.recompute_seconds = 0.0
         self.num_strays = 0
@@ -102,12 +105,15 @@ class Budget:
             ) from error
         for plan in self.plans.values():
             # Another number of rows changes sizes and times, not what is worth dropping.
-            if same := adapted(plan, recording, self.budget_bytes, held_bytes):
+            if same := adapted(
+                plan, recording, self.budget_bytes, held_bytes, self.loss_bytes
+            ):
                 return same
         return make_plan(
             with_costs(recording, self._costs),
             self.budget_bytes,
             held_bytes=held_bytes,
+            loss_bytes=self.loss_bytes,
             planner=self._planner,
             costs=self._costs,
         )
@@ -253,6 +259,7 @@ def budget(
     planner: str = "offline",
     policy: str | None = None,
     costs: CostTable | None = None,
+    loss_bytes: int = 0,
 ) -> Budget:
     """Makes the model's training hold a budget, from its next forward pass on.
 
@@ -263,6 +270,8 @@ def budget(
         policy: run every pass under an online policy instead, see `memopt.policies.POLICIES`:
             for models whose operators change from step to step. It may go over the budget.
         costs: times of operators; None: measured for this model.
+        loss_bytes: what the loss takes between the forward and the backward pass, where the budget
+            is to hold that too; by plan only.
 
     Raises:
         MemoptError: a size that is none, an unknown planner or policy.
@@ -277,6 +286,7 @@ def budget(
         planner=planner,
         policy=policy,
         costs=CostTable() if costs is None else costs,
+        loss_bytes=loss_bytes,
     )
 
 

@@ -11,7 +11,7 @@ Every planner, policy and simulator works on an `OpGraph`; captures and traces m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from memopt.errors import MemoptError
@@ -159,6 +159,20 @@ def first_made(graph: OpGraph) -> list[int | None]:
             if found[storage] is None:
                 found[storage] = number
     return found
+
+
+def with_loss_bytes(graph: OpGraph, loss_bytes: int) -> OpGraph:
+    """The iteration of a loss that takes so many bytes between forward and backward pass.
+
+    Nothing is remade then, so it is as if the last forward operator worked with them.
+    """
+    if not loss_bytes:
+        return graph
+    last = sum(not operator.backward for operator in graph.operators) - 1
+    operators = list(graph.operators)
+    own = max(operators[last].workspace_bytes, loss_bytes)
+    operators[last] = replace(operators[last], workspace_bytes=own)
+    return replace(graph, operators=tuple(operators))
 
 
 def problems(graph: OpGraph) -> Sequence[str]:

@@ -23,7 +23,7 @@ from memopt.capture.fake import fake_like
 from memopt.controlled import ControlledStep, controlled
 from memopt.errors import BudgetTooSmallError, MemoptError
 from memopt.execute import PROBE_BYTES, find_splits
-from memopt.graph import OpGraph, Role
+from memopt.graph import OpGraph, Role, with_loss_bytes
 from memopt.planners import find_planner
 from memopt.planners.curve import plan_curve
 from memopt.schedule import Schedule
@@ -132,6 +132,7 @@ def make_plan(
     budget_bytes: int,
     *,
     held_bytes: int = 0,
+    loss_bytes: int = 0,
     planner: str = "offline",
     costs: CostTable | None = None,
 ) -> Plan:
@@ -140,12 +141,13 @@ def make_plan(
     Args:
         budget_bytes: peak above the resting state, gradients of weights included.
         held_bytes: of that, gradients that exist before the iteration.
+        loss_bytes: of that, what the loss takes between forward and backward.
 
     Raises:
         BudgetTooSmallError: the budget is too small; names the least.
         MemoptError: unknown planner.
     """
-    step = controlled(recording, find_splits(recording, costs))
+    step = _with_loss(controlled(recording, find_splits(recording, costs)), loss_bytes)
     if simulate(step.graph, Schedule()).peak_bytes + held_bytes <= budget_bytes:
         return _plan(step, Schedule(), held_bytes)
     beside_bytes = held_bytes + PROBE_BYTES * len(step.ordinals)
@@ -183,14 +185,18 @@ def make_plans(
 
 
 def adapted(
-    plan: Plan, recording: Recording, budget_bytes: int, held_bytes: int = 0
+    plan: Plan,
+    recording: Recording,
+    budget_bytes: int,
+    held_bytes: int = 0,
+    loss_bytes: int = 0,
 ) -> Plan | None:
     """The plan's schedule for an iteration of other sizes, if it has the same operators.
 
     Returns:
         None if they are others, or the schedule does not fit the budget there.
     """
-    step = controlled(recording, find_splits(recording, None))
+    step = _with_loss(controlled(recording, find_splits(recording, None)), loss_bytes)
     ours, theirs = step.graph, plan.step.graph
     if (
         ours.values != theirs.values
@@ -222,6 +228,10 @@ def with_costs(recording: Recording, costs: CostTable) -> Recording:
         for operator, call in zip(recording.graph.operators, recording.calls, strict=True)
     )
     return replace(recording, graph=replace(recording.graph, operators=operators))
+
+
+def _with_loss(step: ControlledStep, loss_bytes: int) -> ControlledStep:
+    return replace(step, graph=with_loss_bytes(step.graph, loss_bytes))
 
 
 def _plan(step: ControlledStep, schedule: Schedule, held_bytes: int) -> Plan:

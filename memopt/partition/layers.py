@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from memopt.batch_size import BatchScaling
 from memopt.errors import BudgetTooSmallError
-from memopt.graph import OpGraph, Role
+from memopt.graph import OpGraph, Role, with_loss_bytes
 from memopt.planners.curve import plan_curve
 from memopt.schedule import Schedule
 from memopt.simulate import ScheduleState
@@ -164,15 +164,6 @@ def run_of(layers: Sequence[Layer]) -> Layer:
         sum(layer.backward_us for layer in layers),
         (Way(f"{len(layers)} layers remade", 0, work_bytes, recompute_us),),
     )
-
-
-def with_loss_bytes(graph: OpGraph, loss_bytes: int) -> OpGraph:
-    """The step of a loss that takes so many bytes between the forward and the backward pass."""
-    last = sum(not operator.backward for operator in graph.operators) - 1
-    operators = list(graph.operators)
-    own = max(operators[last].workspace_bytes, loss_bytes)
-    operators[last] = replace(operators[last], workspace_bytes=own)
-    return replace(graph, operators=tuple(operators))
 
 
 def _way(graph: OpGraph, name: str, schedule: Schedule, output_bytes: int) -> Way:
