@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from facetrain_datasets.file_bytes import read_image_file
 
 
-class FileFaces:
-    """What sources of one file an image have in common; `_file` says which it is."""
+class FileFaces(ABC):
+    """What sources of one file an image have in common."""
 
+    @abstractmethod
     def _file(self, index: int) -> str:
-        raise NotImplementedError
+        """The file of image `index`."""
 
     def path(self, index: int) -> Path:
         """The file of image `index`."""
