@@ -21,7 +21,8 @@ def test_what_is_no_image_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     with (tmp_path / "sparse.jpg").open("wb") as file:
         file.truncate(200 << 30)
-    names = ("pipe.jpg", "folder.jpg", "sparse.jpg", "/dev/zero", "nul\0.jpg")
+    (tmp_path / "endless.jpg").symlink_to("/dev/zero")
+    names = ("pipe.jpg", "folder.jpg", "sparse.jpg", "endless.jpg", "nul\0.jpg")
     listed = "".join(f"{name},0\n" for name in ("good.jpg", *names))
     (tmp_path / "faces.csv").write_text(f"path,label\n{listed}".replace("nul\0", "nul"))
     faces = open_faces(tmp_path / "faces.csv")

@@ -108,10 +108,13 @@ def _image_names(folder: Path) -> list[str]:
         return sorted(
             entry.name
             for entry in entries
-            if not entry.name.startswith(".")
-            and os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122 (hot)
-            and entry.is_file()
+            if not entry.name.startswith(".") and is_image_name(entry.name) and entry.is_file()
         )
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file of this name is taken for an image."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122 (hot)
 
 
 class FolderWriter:

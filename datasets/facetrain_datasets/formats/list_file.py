@@ -3,6 +3,9 @@
 Without a header a line is `path label`, `path<TAB>label` or, as in `.lst` files of im2rec,
 `index<TAB>label<TAB>path`. Paths are relative to the folder of the list. A label that is a whole
 number is a class id, any other the identity's name.
+
+A path may lead anywhere, but only to what an image is called: else a list from elsewhere could have
+a private file copied, undecoded, into a set that is then passed on.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.formats.class_labels import ClassLabels
 from facetrain_datasets.formats.file_faces import FileFaces
 from facetrain_datasets.formats.identity_names import NAMES_FILE
-from facetrain_datasets.formats.image_folder import FolderWriter, ImageFolder
+from facetrain_datasets.formats.image_folder import (
+    IMAGE_SUFFIXES,
+    FolderWriter,
+    ImageFolder,
+    is_image_name,
+)
 from facetrain_datasets.image_index import ImageIndex, Progress, open_index, replaced_file
 from facetrain_datasets.packed_strings import StringPacker
 from facetrain_datasets.whole_numbers import is_whole_number
@@ -53,6 +61,13 @@ class ListedFaces(FileFaces):
 
     def _file(self, index: int) -> str:
         return os.path.join(self._folder, self._index.names[index])  # noqa: PTH118 (hot)
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the file of image `index`; raises as `FileFaces.read` does."""
+        # The list was checked, but the index may have come with it.
+        if not is_image_name(self._index.names[index]):
+            raise DatasetError(f"{self._file(index)}: no name of an image; remove the list's index")
+        return super().read(index)
 
 
 def open_list(path: Path, progress: Progress | None = None) -> ListedFaces:
@@ -125,6 +140,7 @@ def _csv_rows(file: Path, lines: TextIO, header: list[str], column: str) -> Iter
             path, label = row[at_path], row[at_label]
             if (column == "label" and not is_whole_number(label)) or not _is_path(path):
                 raise _bad_line(file, rows.line_num + 1, ",".join(row), ",".join(header))
+            _check_name(file, rows.line_num + 1, path)
             yield path, int(label) if column == "label" else label
     except csv.Error as error:
         raise DatasetError(f"{file}:{rows.line_num + 1}: {error}; correct the line") from None
@@ -140,6 +156,7 @@ def _plain_rows(file: Path, lines: TextIO) -> Iterator[Row]:
             if number == 1:
                 forms += ", or a header with the columns path and label or identity"
             raise _bad_line(file, number, line, forms)
+        _check_name(file, number, row[0])
         yield row
 
 
@@ -159,6 +176,14 @@ def _plain_row(line: str) -> Row | None:
 
 def _is_path(path: str) -> bool:
     return bool(path) and "\0" not in path
+
+
+def _check_name(file: Path, number: int, path: str) -> None:
+    if not is_image_name(path):
+        raise DatasetError(
+            f"{file}:{number}: {path[:80]!r} is no name of an image; allowed: "
+            f"{' '.join(sorted(IMAGE_SUFFIXES))}; correct the line"
+        )
 
 
 def _bad_line(file: Path, number: int, line: str, expected: str) -> DatasetError:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.formats import open_faces
-from facetrain_datasets.formats.list_file import ListWriter
+from facetrain_datasets.formats.image_folder import IMAGE_SUFFIXES
+from facetrain_datasets.formats.list_file import ListedFaces, ListWriter
+from facetrain_datasets.packed_strings import PackedStrings
 
 
 @pytest.fixture
@@ -84,6 +87,36 @@ def test_line_that_cannot_be_is_named(
 ) -> None:
     with pytest.raises(DatasetError, match=reason):
         open_faces(write_list(content))
+
+
+@pytest.mark.parametrize("form", ["path,label\na.jpg,0\n{},1\n", "a.jpg 0\n\n{} 1\n"])
+@pytest.mark.parametrize("name", ["../.ssh/id_ed25519", "/etc/passwd", ".jpg", "a.jpg.txt"])
+def test_file_that_is_not_called_as_an_image_is_refused(
+    write_list: Callable[..., Path], form: str, name: str
+) -> None:
+    with pytest.raises(DatasetError) as error:
+        open_faces(write_list(form.format(name)))
+    assert f"faces.csv:3: {name!r} is no name of an image; allowed: .bmp .jpeg .jpg" in str(
+        error.value
+    )
+
+
+def test_index_of_another_list_opens_no_private_file(
+    write_list: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("private")
+    faces = open_faces(write_list("a.jpg 0\n"))
+    assert isinstance(faces, ListedFaces)
+    forged = ListedFaces(replace(faces._index, names=PackedStrings.of(["key"])), tmp_path)
+    with pytest.raises(DatasetError, match=r"key: no name of an image; remove the list's index"):
+        forged.read(0)
+
+
+@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
+def test_every_image_suffix_is_taken(write_list: Callable[..., Path], suffix: str) -> None:
+    path = write_list(f"x{suffix.upper()} 0\n")
+    (path.parent / f"x{suffix.upper()}").write_bytes(b"image")
+    assert open_faces(path).read(0) == b"image"
 
 
 def test_absent_list_is_named(tmp_path: Path) -> None:
