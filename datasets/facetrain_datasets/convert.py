@@ -87,7 +87,8 @@ class _Journal:
             return cls(task)
         try:
             journal = cls(**json.loads(file.read_text()))
-            if not all(isinstance(n, int) for n in (journal.num_done, journal.position)):
+            numbers = (journal.num_done, journal.position, journal.checksum)
+            if not all(isinstance(number, int) and number >= 0 for number in numbers):
                 raise TypeError("no numbers")
         except (ValueError, TypeError, RecursionError):
             journal = None

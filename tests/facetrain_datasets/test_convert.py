@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -142,9 +143,15 @@ def test_unfinished_conversion_of_another_set_is_not_mixed_in(tmp_path: Path) ->
         convert(source, tmp_path / "out", "tar", images_per_file=5)
     with pytest.raises(DatasetError, match=r".out.partial: left by the conversion of another set"):
         convert(Faces(22), tmp_path / "out", "tar", images_per_file=5)
-    (tmp_path / ".out.partial" / ".conversion.json").write_text("{")
-    with pytest.raises(DatasetError, match=r".out.partial: left by the conversion of another set"):
-        convert(Faces(), tmp_path / "out", "tar", images_per_file=5)
+    journal = tmp_path / ".out.partial" / ".conversion.json"
+    right = json.loads(journal.read_text())
+    wrong = [{**right, name: value} for name in right for value in ("5", None, -1, 0.5)]
+    for content in ("{", "[]", "[" * 100_000, "{}", *map(json.dumps, [*wrong, {**right, "x": 1}])):
+        journal.write_text(content)
+        with pytest.raises(DatasetError, match=r"partial: left by the conversion of another set"):
+            convert(Faces(), tmp_path / "out", "tar", images_per_file=5)
+    journal.write_text(json.dumps(right))
+    assert convert(Faces(), tmp_path / "out", "tar", images_per_file=5).num_resumed == 10
 
 
 def test_two_processes_do_not_write_one_destination(tmp_path: Path) -> None:
