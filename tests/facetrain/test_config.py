@@ -9,6 +9,7 @@ import pytest
 
 from facetrain.config import DataConfig, HeadConfig, ModelConfig, OptimConfig, RunConfig
 from facetrain.errors import ConfigError
+from facetrain_datasets.loader import MAX_WORKERS
 
 WRONG = {
     ModelConfig: {"backbone": "resnet", "embedding_size": 1, "dropout": 1.0},
@@ -115,6 +116,13 @@ def test_a_wrong_value_is_named_with_its_flag_and_what_is_allowed(
 def test_numbers_are_finite(kind: type, name: str, value: float) -> None:
     flag = "--" + name.replace("_", "-")
     assert _config(kind, name, value).problems() == [f"{flag} {value}: must be a finite number"]
+
+
+@pytest.mark.parametrize("num_workers", [MAX_WORKERS, MAX_WORKERS + 1])
+def test_loader_workers_have_the_limit_of_the_loader(num_workers: int) -> None:
+    problems = RunConfig(data=DataConfig(num_workers=num_workers)).problems()
+    too_many = [f"--num-workers {num_workers}: must be 0 to {MAX_WORKERS}"]
+    assert problems == (too_many if num_workers > MAX_WORKERS else [])
 
 
 @pytest.mark.parametrize(
