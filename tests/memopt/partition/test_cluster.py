@@ -155,3 +155,12 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
     with pytest.raises(MemoptError, match="is no YAML"):
         read_cluster(tmp_path / "latin.yaml")
+
+
+def test_the_readmes_file_is_one(tmp_path: Path) -> None:
+    readme = Path(__file__).parents[3] / "memopt/partition/README.md"
+    path = tmp_path / "cluster.yaml"
+    path.write_text(readme.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0])
+    cluster = find_cluster(str(path), 256)
+    assert cluster.num_nodes == 32
+    assert cluster.device.memory_bytes == 30_500_000_000
