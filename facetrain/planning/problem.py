@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from facetrain.config import RunConfig
-from memopt.partition.cluster import Cluster
+from facetrain.device import choose_precision
+from facetrain.distributed.cpus import usable_cpus
+from facetrain.errors import FacetrainError
+from memopt.errors import MemoptError
+from memopt.partition.cluster import Cluster, find_cluster
 
 IMAGE_CHANNELS = 3
+MAY_CHANGE = ("micro-batches", "momentum")
 
 
 @dataclass(frozen=True)
@@ -48,3 +54,79 @@ class Problem:
         """Bytes of the backbone's optimizer state to a byte of weights."""
         optim = self.config.optim
         return 2.0 if optim.optimizer == "adamw" else float(optim.momentum > 0)
+
+
+def named_problem(
+    config: RunConfig,
+    device: str,
+    num_devices: int,
+    num_classes: int,
+    *,
+    rows: int = 0,
+    memory_bytes: int | None = None,
+    may_change: Sequence[str] = (),
+) -> Problem:
+    """A step on devices known by their figures; in bf16 unless the config asks for fp32.
+
+    Args:
+        device: name of a cluster, or a YAML file that describes one.
+        rows: images of each device; 0: the config's batch over all.
+        memory_bytes: None: what a device has.
+
+    Raises:
+        FacetrainError: no such cluster, or one that is described wrongly.
+    """
+    try:
+        cluster = find_cluster(device, num_devices)
+    except MemoptError as error:
+        raise FacetrainError(f"--device {device}: {error}") from error
+    return Problem(
+        config,
+        cluster,
+        num_classes,
+        rows or rows_of(config, num_devices),
+        cluster.device.memory_bytes if memory_bytes is None else memory_bytes,
+        None if config.precision == "fp32" else torch.bfloat16,
+        may_change=tuple(may_change),
+    )
+
+
+def measured_problem(
+    config: RunConfig,
+    cluster: Cluster,
+    device: torch.device,
+    num_classes: int,
+    *,
+    rows: int = 0,
+    memory_bytes: int | None = None,
+    may_change: Sequence[str] = (),
+) -> Problem:
+    """A step on this machine, whose operators are timed; arguments as of `named_problem`."""
+    shared = device.type == "cpu"
+    return Problem(
+        config,
+        cluster,
+        num_classes,
+        rows or rows_of(config, cluster.num_devices),
+        cluster.device.memory_bytes if memory_bytes is None else memory_bytes,
+        choose_precision(config.precision, device),
+        is_measured=True,
+        slowdown=max(1.0, cluster.num_devices / usable_cpus()) if shared else 1.0,
+        may_change=tuple(may_change),
+    )
+
+
+def rows_of(config: RunConfig, num_devices: int) -> int:
+    """Images of a step on the device with the most.
+
+    Raises:
+        FacetrainError: BatchNorm would see a single one.
+    """
+    batch = config.optim.global_batch_size
+    rows = -(-batch // num_devices)
+    if rows < 2:
+        raise FacetrainError(
+            f"--global-batch-size {batch} over {num_devices} devices: each needs 2 images at "
+            f"least; give {2 * num_devices} or more, or --batch-per-gpu"
+        )
+    return rows

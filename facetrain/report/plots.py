@@ -138,3 +138,41 @@ def face_sheet(rows: Sequence[Sequence[np.ndarray]]) -> bytes:
             cell[:, :, 3] = 255
     _, data = cv2.imencode(".png", sheet)
     return data.tobytes()
+
+
+def stacked_memory(
+    parts_bytes: Mapping[str, np.ndarray],
+    *,
+    constant_bytes: int,
+    backward_from: int,
+    limit_bytes: int,
+) -> bytes:
+    """Memory while each layer of a step works, SVG, one part on the other, and a limit.
+
+    Args:
+        parts_bytes: one array [moments] each, from the lowest up.
+        constant_bytes: of something that is there all along, lowest of all.
+        backward_from: number of the first moment of backward.
+    """
+    gibi = 2.0**30
+    with axes("layer, forward then backward", "GiB") as (axis, drawing):
+        moments = np.arange(len(next(iter(parts_bytes.values()))))
+        lower = np.full(len(moments), constant_bytes / gibi)
+        handles, labels = [], []
+        for (name, values), color in zip(parts_bytes.items(), colors(), strict=False):
+            upper = lower + values / gibi
+            handles.append(
+                axis.fill_between(moments, lower, upper, step="mid", color=color, alpha=0.75)
+            )
+            labels.append(name)
+            lower = upper
+        handles.append(axis.axvline(backward_from, color=FOREGROUND, linestyle=":", linewidth=1))
+        labels.append("the loss")
+        handles.append(
+            axis.axhline(limit_bytes / gibi, color=FOREGROUND, linestyle="--", linewidth=1.2)
+        )
+        labels.append(f"memory {limit_bytes / gibi:,.2f}")
+        axis.set_ylim(bottom=0)
+        axis.set_xlim(0, max(1, len(moments) - 1))
+        legend(axis, handles, labels)
+    return drawing.getvalue()

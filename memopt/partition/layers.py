@@ -14,7 +14,7 @@ of what the planner finds on the whole network.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memopt.batch_size import BatchScaling
 from memopt.errors import BudgetTooSmallError

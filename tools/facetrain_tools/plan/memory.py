@@ -23,8 +23,8 @@ from facetrain.memory import MemoptError, MemoryReport, format_bytes, parse_byte
 from facetrain.memory_plan import BackbonePlan, plan_backbone, run_step
 from facetrain.report import Facts, Figure, Section, Table, plots, write_atomically, write_page
 from facetrain.run import build_initial_backbone
-from facetrain_tools.actions import Action, run_action
-from facetrain_tools.train import find_recipe, recipe_names
+from facetrain_tools.plan.flags import flags_for
+from facetrain_tools.train import recipe_names
 
 REPORT_FILE = "report.html"
 RESULTS_FILE = "results.json"
@@ -40,16 +40,6 @@ class MemoryFlags:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the action named first; the rest are its flags."""
-    action = Action(
-        plan_memory,
-        "RECIPE [--memory 300MiB] [flags]",
-        "budgets of a recipe's step, and their cost",
-    )
-    return run_action("plan", {"memory": action}, arguments)
-
-
-def plan_memory(arguments: Sequence[str]) -> int:
     """Plans, prints, and writes the page if asked to; the exit code.
 
     Raises:
@@ -60,7 +50,7 @@ def plan_memory(arguments: Sequence[str]) -> int:
             f"facetrain plan memory: name a recipe first: {', '.join(recipe_names())}, or a file"
         )
     name, *rest = arguments
-    flags = parse_flags(_flags_for(name), rest, f"facetrain plan memory {name}")
+    flags = parse_flags(flags_for(name, MemoryFlags), rest, f"facetrain plan memory {name}")
     config = flags.config.check()
     device = device_for(config.device, World.from_environment())[0]
     precision = choose_precision(config.precision, device)
@@ -86,23 +76,6 @@ def plan_memory(arguments: Sequence[str]) -> int:
         write_report(config.out, f"{Path(name).stem}: memory of a step", plan, facts)
         print(f"\nreport  {(config.out / REPORT_FILE).resolve()}")
     return 0
-
-
-def _flags_for(name: str) -> type[MemoryFlags]:
-    """The flags, with the recipe's own defaults."""
-    recipe_flags = find_recipe(name).Flags
-    defaults = next(
-        (f.default_factory for f in dataclasses.fields(recipe_flags) if f.name == "run"), None
-    )
-    if not callable(defaults):
-        raise FacetrainError(f"recipe {name}: its Flags have no `run` with defaults to plan for")
-    return dataclasses.make_dataclass(
-        "MemoryFlags",
-        [("config", FlatRunConfig, field(default_factory=defaults))],
-        bases=(MemoryFlags,),
-        frozen=True,
-        namespace={"__doc__": MemoryFlags.__doc__},
-    )
 
 
 def plan_facts(
