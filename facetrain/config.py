@@ -146,6 +146,11 @@ class OptimConfig:
     """L2 penalty (sgd) or decoupled decay (adamw), of every parameter; of centers in use."""
     max_gradient_norm: float = 5.0
     """Backbone gradients above this L2 norm are scaled down to it; 0 = never."""
+    zero_stage: int = 0
+    """What of the backbone each process has a part of only: 0 nothing, 1 optimizer state, 2 that
+    and gradients, and weights between steps, 3 weights within a step too (ZeRO)."""
+    zero_keeps: tuple[str, ...] = ()
+    """Blocks whose gathered weights are kept for the backward pass, with --zero-stage 3."""
 
     @property
     def largest_micro_batch(self) -> int:
@@ -269,6 +274,7 @@ class RunConfig:
         allow("weight-decay", optim.weight_decay, 0 <= optim.weight_decay < 1, "in [0, 1)")
         norm = optim.max_gradient_norm
         allow("max-gradient-norm", norm, norm >= 0, "0 (never) or more")
+        allow("zero-stage", optim.zero_stage, optim.zero_stage in range(4), "0, 1, 2 or 3")
         allow("num-workers", data.num_workers, 0 <= data.num_workers <= 1024, "0 to 1024")
         for transform in data.transforms:
             choice("transforms", transform, TRANSFORMS)
@@ -317,6 +323,12 @@ class RunConfig:
             other = "--optimizer adamw" if optim.optimizer == "adamw" else "--momentum 0"
             found.append(
                 f"--center-momentum bf16: is for SGD with momentum; leave out with {other}"
+            )
+        if optim.zero_keeps and optim.zero_stage != 3:
+            found.append(f"--zero-keeps {' '.join(optim.zero_keeps)}: is for --zero-stage 3")
+        if self.memory is not None and optim.zero_stage >= 2:
+            found.append(
+                f"--memory {self.memory}: plans whole weights; use --zero-stage 0 or 1 with it"
             )
         if self.data.images_in_a_row is not None and self.data.order != "balanced":
             found.append(f"--images-in-a-row {self.data.images_in_a_row}: is for --order balanced")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from facetrain.report.page import write_atomically
 from facetrain.report.training import REPORT_FILE, TrainingReport, summary, write_training_report
 from facetrain.run_folder import choose_run_folder
 from facetrain.run_log import RunLog, read_metrics
-from facetrain.trainer import Components, Trainer, average_buffers
+from facetrain.trainer import Components, Trainer
+from facetrain.zero import check_zero_stage
 from facetrain_datasets.errors import DatasetError
 from facetrain_datasets.identity_dataset import IdentityDataset
 from facetrain_datasets.loader import build_loader
@@ -99,6 +101,7 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         if config.head.initial_centers is not None and not run.resume_step:
             log.say(load_initial_centers(head, config.head.initial_centers))
         backbone = build_initial_backbone(config, device)
+        check_zero_stage(config.optim, backbone, communicator)
         memory = plan_memory(config, backbone, precision, communicator)
         log.say(memory.report().describe())
         dataset = load_dataset(config, source, preprocessing, communicator, log)
@@ -127,6 +130,8 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
                 describe_image=source.describe,
             ),
         )
+        if sharded := trainer.describe_update():
+            log.say(f"--zero-stage {config.optim.zero_stage}: {sharded}")
         if run.resume_step:
             trainer.resume(run.resume_step)
             log.say(f"resumed from step {run.resume_step:,} of {schedule.num_steps:,}")
@@ -156,7 +161,8 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
             communicator.close()
             raise TrainingStopped
 
-        average_buffers(backbone, communicator)
+        backbone = trainer.trained_backbone()
+        model = replace(model, backbone=backbone)
         systems = [evaluate("trained network", model, task, communicator), *baselines]
         memory_reports = communicator.all_gather_object(memory.report())
 

@@ -25,20 +25,14 @@ from facetrain.checkpoint import BACKBONE, HEAD, CheckpointFolder, TrainingState
 from facetrain.classifier import ShardedClassifier
 from facetrain.config import RunConfig
 from facetrain.distributed import Communicator
-from facetrain.distributed.gradients import GradientSum
 from facetrain.errors import FacetrainError
 from facetrain.memory import MemoryManager, format_bytes, peak_memory_bytes
-from facetrain.optim import (
-    LrSchedule,
-    build_optimizer,
-    optimizer_state,
-    restore_optimizer_state,
-    set_lr,
-)
+from facetrain.optim import LrSchedule
 from facetrain.preprocessing import Preprocessing
 from facetrain.run_log import RunLog
 from facetrain.stop_request import StopRequest
 from facetrain.throughput import Clock, Interval
+from facetrain.zero import backbone_update
 
 _MOST_BAD_STEPS_IN_A_ROW = 20
 
@@ -104,17 +98,11 @@ class Trainer:
     def __init__(self, config: RunConfig, parts: Components) -> None:
         self._config = config
         self._parts = parts
-        trained = {n: p for n, p in parts.backbone.named_parameters() if p.requires_grad}
-        self._backbone_parameters = list(trained.values())
-        # A margin's own parameters get whole gradients from the head: they are not summed again.
-        self._trained = {
-            **trained,
-            **{f"margin.{n}": p for n, p in parts.head.margin.named_parameters()},
-        }
-        self._optimizer = build_optimizer(list(self._trained.values()), config.optim)
+        self._update = backbone_update(
+            config.optim, parts.backbone, parts.head.margin, parts.communicator
+        )
         assert parts.head.optimizer is not None
         self._center_optimizer = parts.head.optimizer
-        self._gradient_sum = GradientSum(self._backbone_parameters, parts.communicator)
         self._totals = Totals()
         self._bad_steps_in_a_row = 0
         self.step = 0
@@ -125,16 +113,16 @@ class Trainer:
         """Write a checkpoint of the current step; every rank calls it."""
         parts = self._parts
         average_buffers(parts.backbone, parts.communicator)
+        first = parts.communicator.rank == 0
+        weights = self._update.weights(wanted=first)
+        optimizer_state = self._update.optimizer_state(wanted=first)
         parts.checkpoints.save(
             TrainingState(
                 self.step,
                 parts.facts,
                 common={
-                    **{BACKBONE + k: v for k, v in parts.backbone.state_dict().items()},
-                    **{
-                        f"optimizer/{k}": v
-                        for k, v in optimizer_state(self._optimizer, self._trained).items()
-                    },
+                    **{BACKBONE + k: v for k, v in weights.items()},
+                    **{f"optimizer/{k}": v for k, v in optimizer_state.items()},
                     **{HEAD + k: v for k, v in parts.head.common_state().items()},
                     "skipped_images": self._totals.skipped_images,
                     "skipped_steps": self._totals.skipped_steps,
@@ -150,13 +138,23 @@ class Trainer:
         state = parts.checkpoints.load(
             step, parts.facts, {"centers": head.row_range}, head.rows_state()
         )
-        parts.backbone.load_state_dict(with_prefix(state.common, BACKBONE))
-        restore_optimizer_state(
-            self._optimizer, self._trained, with_prefix(state.common, "optimizer/")
-        )
+        self._update.load_weights(with_prefix(state.common, BACKBONE))
+        self._update.restore_optimizer_state(with_prefix(state.common, "optimizer/"))
         head.load_common_state(with_prefix(state.common, HEAD))
         self._totals = Totals(state.common["skipped_images"], state.common["skipped_steps"])
         self.step = state.step
+
+    def describe_update(self) -> str | None:
+        """What of the backbone is sharded, for the log; None where nothing is."""
+        return self._update.describe()
+
+    def trained_backbone(self) -> Backbone:
+        """The backbone with all its weights, to evaluate and save; every rank calls it, at the end.
+
+        BatchNorm statistics are the mean over the ranks.
+        """
+        average_buffers(self._parts.backbone, self._parts.communicator)
+        return self._update.whole_backbone()
 
     # --- loop ------------------------------------------------------------------------------------
 
@@ -233,14 +231,13 @@ class Trainer:
         torch.manual_seed(step_seed % 2**63)
         buffers = [*parts.backbone.buffers(), *parts.head.margin.buffers()]
         before = [buffer.clone() for buffer in buffers]
-        self._optimizer.zero_grad(set_to_none=True)
+        self._update.zero_grad()
         # Before the pass: centers may be stepped in it.
         self._set_lr(parts.schedule.lr(self.step))
         loss = torch.zeros((), device=parts.communicator.device)
         with parts.memory.measure() if measured else nullcontext() as live:
             for index, batch in enumerate(micro_batches):
-                last = index == len(micro_batches) - 1
-                with self._gradient_sum if last else nullcontext():
+                with self._update.passes(last=index == len(micro_batches) - 1):
                     loss += self._do_micro_batch(
                         batch,
                         counts[index],
@@ -250,7 +247,7 @@ class Trainer:
         # The same on every rank, as sums over all ranks.
         value = loss.item()
         limit = self._config.optim.max_gradient_norm or math.inf
-        norms = [nn.utils.clip_grad_norm_(self._backbone_parameters, limit).item()]
+        norms = [self._update.clip(limit)]
         if limit := self._config.head.max_center_gradient_norm:
             norms.append(parts.head.clip_gradient(limit))
         if not all(math.isfinite(number) for number in (value, *norms)):
@@ -262,11 +259,11 @@ class Trainer:
             return math.nan, num_rows
         self._bad_steps_in_a_row = 0
         parts.head.step()
-        self._optimizer.step()
+        self._update.step()
         return value, num_rows
 
     def _set_lr(self, lr: float) -> None:
-        set_lr(self._optimizer, lr)
+        self._update.set_lr(lr)
         self._center_optimizer.lr = lr
 
     def _do_micro_batch(
@@ -281,7 +278,7 @@ class Trainer:
 
         Args:
             counts: rows to use of each rank; of this one all or none. Without any, this rank
-                only takes part in the head's collectives.
+                only takes part in collectives.
             not_counted: entered around the input and the head, which are not the backbone's.
         """
         parts = self._parts
@@ -290,17 +287,27 @@ class Trainer:
         with not_counted():
             images = parts.preprocessing.normalise(batch.images.to(device, non_blocking=True))
             labels = batch.labels[:size].to(device)
-        if size:
+        stands_in = size == 0 and self._update.needs_every_rank
+        if stands_in:
+            # Others wait for this rank's part of the weights: a pass of blank images.
+            images = torch.zeros((2, *batch.images.shape[1:]), device=device)
+            images = images.contiguous(memory_format=torch.channels_last)
+            before = [buffer.clone() for buffer in parts.backbone.buffers()]
+        if size or stands_in:
             embeddings = parts.memory.forward(images)
         else:
             embeddings = torch.zeros((0, parts.backbone.embedding_size), device=device)
         with not_counted():
             # A leaf of its own, so that the head's memory is free before backward begins.
-            leaf = embeddings.detach().requires_grad_()
+            leaf = embeddings.detach()[:size].requires_grad_()
             loss: Tensor = parts.head(leaf, labels, counts=counts, num_rows=num_rows)
             loss.backward()
         if size:
             embeddings.backward(leaf.grad)
+        elif stands_in:
+            embeddings.backward(torch.zeros_like(embeddings))
+            for buffer, value in zip(parts.backbone.buffers(), before, strict=True):
+                buffer.copy_(value)
         return loss.detach()
 
     def _exchange(self, micro_batches: Sequence[Batch], stop: StopRequest) -> list[list[int]]:

@@ -15,17 +15,21 @@ _MOST_OF_A_CAUSE = 160
 
 
 @contextlib.contextmanager
-def peers_alive(timeout_s: float) -> Iterator[None]:
-    """Say what any error in a collective means, but for memory: another rank is gone."""
+def peers_alive(timeout_s: float | None) -> Iterator[None]:
+    """Say what any error in a collective means, but for memory: another rank is gone.
+
+    Args:
+        timeout_s: longest wait; None where it is not known.
+    """
+    waited = "" if timeout_s is None else f", or waited more than {timeout_s:g} s for it"
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, PeerLostError):
         raise
     except RuntimeError as error:
         raise PeerLostError(
-            f"lost contact with another process, or waited more than {timeout_s:g} s for it; "
-            "look for that process's own message, then go on from the last checkpoint with "
-            f"--resume ({_cause(error)})"
+            f"lost contact with another process{waited}; look for that process's own message, then "
+            f"go on from the last checkpoint with --resume ({_cause(error)})"
         ) from error
 
 

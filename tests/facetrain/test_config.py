@@ -42,6 +42,8 @@ WRONG = {
         "momentum": 1.0,
         "weight_decay": -0.1,
         "max_gradient_norm": -1.0,
+        "zero_stage": 4,
+        "zero_keeps": ("head",),
     },
     DataConfig: {
         "transforms": ("flop",),
