@@ -23,8 +23,10 @@ import numpy as np
 
 from facetrain_datasets.errors import DatasetError
 
+# Not with the working directory first, which a program given by -c would look in for its modules.
 _SERVE = (
-    "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
+    "import sys; sys.path[:] = filter(None, sys.path); import json; "
+    "sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
     "from facetrain_datasets.parquet_reader import serve; serve()"
 )
 

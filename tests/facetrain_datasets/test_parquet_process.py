@@ -117,6 +117,17 @@ def test_interrupted_answer_is_not_taken_for_the_next(
     assert read_images(written("a"), 0) == [b"one", b"two"]
 
 
+def test_modules_beside_the_user_are_not_taken_for_the_readers(
+    written: Callable[[str], Path],
+    tmp_path: Path,
+    reader: parquet_process._Reader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    assert read_images(written("a").relative_to(tmp_path), 0) == [b"one", b"two"]
+
+
 def test_reader_that_does_not_start_blames_no_file(
     written: Callable[[str], Path], reader: parquet_process._Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,8 +53,8 @@ class RowGroupFaces(IndexedFaces):
     """Images of which some can only be had by decoding their row group.
 
     The index has their row in the group as offset, and ~group, a negative number, as length. The
-    other process decodes here too: an index may come with its data from elsewhere, so that none
-    here has read them before, and handing over what is decoded takes little beside decoding.
+    other process unpacks here too: an index may come with its data from elsewhere, so that none
+    here has read them before. It costs some 15 us an image, a tenth of what its pixels cost.
     """
 
     def __init__(self, index: ImageIndex, files: Sequence[Path], _: None = None) -> None:
