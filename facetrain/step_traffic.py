@@ -57,6 +57,8 @@ class Exchange:
     @property
     def sent_bytes(self) -> int:
         """What a rank of a ring sends in all calls, as `CountedCommunicator` counts it."""
+        if self.name == "broadcast":
+            return self.calls * self.whole_bytes
         times = 2 if self.name == "all_reduce" else 1
         share = (self.num_ranks - 1) / self.num_ranks
         return self.calls * round(times * self.whole_bytes * share)
@@ -162,35 +164,41 @@ def backbone_traffic(
     world_size: int,
     zero_stage: int = 0,
     keeps: Sequence[bool] = (),
+    micro_batches: int = 1,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> list[Exchange]:
-    """Collectives of the backbone in a training step of one micro-batch.
+    """Collectives of the backbone in a training step (facetrain/zero.py).
 
-    Stage 0 sums gradients in buckets (distributed/gradients.py). In stages 2 and 3 (`fully_shard`
-    of each block) a block's parameters are gathered before its forward pass, and its gradients
-    reduced and scattered after its backward pass; a block that does not keep them gathers them
-    again for the backward pass.
+    Stages 0 and 1 sum gradients in buckets (distributed/gradients.py), once a step; stage 1 then
+    sends each parameter from the rank that stepped it. In stages 2 and 3, in each micro-batch, a
+    block's parameters are gathered before its forward pass, and its gradients reduced and scattered
+    after its backward pass; a block that does not keep them gathers them again for the backward
+    pass. The norm of gradients that are cut takes 8 bytes.
 
     Args:
         blocks: parameters that are trained, in order; those outside of any block are one more.
-        zero_stage: 0, 2 (all blocks keep) or 3.
-        keeps: of each block, in stage 3 (`reshard_after_forward=False`); default: none does.
+        zero_stage: 0 to 3.
+        keeps: of each block, in stage 3; default: none does. In stage 2 all do.
+        micro_batches: of a step.
         bucket_bytes: as given to `GradientSum`.
     """
-    if zero_stage == 0:
-        flat = [parameter.num_bytes for block in blocks for parameter in block]
-        buckets = Counter(bucket_sizes(flat, bucket_bytes))
+    flat = [parameter.num_bytes for block in blocks for parameter in block]
+    if zero_stage < 2:
+        summed = Counter(bucket_sizes(flat, bucket_bytes))
+        sent = Counter(flat) if zero_stage == 1 else {}
         return _sent(
-            Exchange("all_reduce", size, calls, "world", world_size)
-            for size, calls in buckets.items()
+            Exchange(name, size, calls, "world", world_size)
+            for name, counts in (("all_reduce", summed), ("broadcast", sent))
+            for size, calls in counts.items()
         )
     kept = [zero_stage == 2 or keep for keep in list(keeps) or [False] * len(blocks)]
-    found = []
+    found = [Exchange("all_reduce", 8, 1, "world", world_size)]
     for block, keep in zip(blocks, kept, strict=True):
-        cut_bytes = sum(parameter.cut_bytes(world_size) for parameter in block)
-        if cut_bytes:
-            found.append(Exchange("all_gather", cut_bytes, 2 - keep, "world", world_size))
-            found.append(Exchange("reduce_scatter", cut_bytes, 1, "world", world_size))
+        size = sum(parameter.cut_bytes(world_size) for parameter in block)
+        if size:
+            gathers = (2 - keep) * micro_batches
+            found.append(Exchange("all_gather", size, gathers, "world", world_size))
+            found.append(Exchange("reduce_scatter", size, micro_batches, "world", world_size))
     return _sent(found)
 
 

@@ -7,17 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from facetrain.backbones import Segment
 from facetrain.classifier import CenterSGD, ScheduleWish, ShardedClassifier
+from facetrain.config import OptimConfig
 from facetrain.distributed import Communicator, CountedCommunicator, World, even_counts
 from facetrain.distributed.gradients import GradientSum
 from facetrain.distributed.torch_engine import TorchCommunicator
@@ -32,6 +32,7 @@ from facetrain.step_traffic import (
     sent_bytes_by_name,
     trainer_traffic,
 )
+from facetrain.zero import backbone_update
 from tests.facetrain import test_trainer as training
 from tests.ranks import raise_first, run_ranks
 
@@ -174,23 +175,51 @@ def test_buckets_by_hand() -> None:
 def test_zero_stages_by_hand() -> None:
     blocks = [
         [ParameterSize(20, 5), ParameterSize(4, 5)],
-        [ParameterSize(10, 5), ParameterSize(1, 1)],
+        [ParameterSize(9, 5), ParameterSize(1, 1)],
     ]
 
     def made(**of: Any) -> list[tuple[str, int, int]]:
         found = backbone_traffic(blocks, world_size=4, **of)
         return [(exchange.name, exchange.whole_bytes, exchange.calls) for exchange in found]
 
-    scattered = [("reduce_scatter", 120, 1), ("reduce_scatter", 64, 1)]
-    kept = [("all_gather", 120, 1), scattered[0], ("all_gather", 64, 1), scattered[1]]
+    norm = ("all_reduce", 8, 1)
+    first, second = ("reduce_scatter", 120, 1), ("reduce_scatter", 64, 1)
+    kept = [norm, ("all_gather", 120, 1), first, ("all_gather", 64, 1), second]
+    again = [norm, ("all_gather", 120, 2), first, ("all_gather", 64, 2), second]
     assert made(zero_stage=2) == made(zero_stage=3, keeps=[True, True]) == kept
-    assert made(zero_stage=3, keeps=[False, True])[0] == ("all_gather", 120, 2)
-    again = [("all_gather", 120, 2), scattered[0], ("all_gather", 64, 2), scattered[1]]
     assert made(zero_stage=3) == again
+    assert made(zero_stage=3, keeps=[False, True]) == again[:3] + kept[3:]
+    assert made(zero_stage=3, micro_batches=3)[1] == ("all_gather", 120, 6)
+    assert made(zero_stage=0) == [("all_reduce", 166, 1)]
+    sent = [("broadcast", size, 1) for size in (100, 20, 45, 1)]
+    assert made(zero_stage=1) == [("all_reduce", 166, 1), *sent]
+
+
+class Twofold(training.Tiny):
+    """A backbone of two segments."""
+
+    def __init__(self) -> None:
+        super().__init__(with_batch_norm=True)
+
+    def segments(self) -> list[Segment]:
+        return [
+            Segment("convolution", self.convolution, (self.convolution,)),
+            Segment("projection", self._project, (self.norm, self.projection)),
+        ]
+
+    def _project(self, features: torch.Tensor) -> torch.Tensor:
+        return self.projection(self.norm(features).relu().flatten(1))
 
 
 class C10dCalls(TorchDispatchMode):
     """Notes collectives and the bytes of their whole tensors."""
+
+    names: ClassVar = {
+        "_allgather_base_": "all_gather",
+        "_reduce_scatter_base_": "reduce_scatter",
+        "allreduce_": "all_reduce",
+        "broadcast_": "broadcast",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,30 +228,43 @@ class C10dCalls(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        names = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter"}
         if function.namespace == "c10d":
-            name = names[function._opname]
-            self.found[name, max(args[0].nbytes, args[1].nbytes)] += 1
+            tensors = [arg[0] if isinstance(arg, list) else arg for arg in args[:2]]
+            whole_bytes = max(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+            self.found[self.names[function._opname], whole_bytes] += 1
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("keeps", [[False] * 3, [True] * 3, [True, False, True]])
-def test_zero_stages_as_one_of_256(first_of_256: TorchCommunicator, keeps: list[bool]) -> None:
-    model = _layers()
-    mesh = init_device_mesh("cpu", (256,))
-    for block, keep in zip(model, keeps, strict=True):
-        fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
-    fully_shard(model, mesh=mesh)
+@pytest.mark.parametrize(
+    ("stage", "keeps"), [(0, ()), (1, ()), (2, ()), (3, ()), (3, ("convolution",))]
+)
+def test_zero_stages_as_one_of_256(
+    first_of_256: TorchCommunicator, stage: int, keeps: tuple[str, ...]
+) -> None:
+    backbone = Twofold().train()
+    blocks = [
+        [ParameterSize.of(p) for module in segment.modules for p in module.parameters()]
+        for segment in backbone.segments()
+    ]
+    names = [segment.name for segment in backbone.segments()]
+    optim = OptimConfig(zero_stage=stage, zero_keeps=keeps)
+    update = backbone_update(optim, backbone, build_margin("arcface"), first_of_256)
+    update.set_lr(0.1)
     with C10dCalls() as calls:
-        model(torch.ones(2, 3)).sum().backward()
+        update.zero_grad()
+        with update.passes(last=True):
+            backbone(torch.ones(2, 3, 112, 112)).sum().backward()
+        update.clip(1.0)
+        update.step()
     predicted: Counter[tuple[str, int]] = Counter()
-    for exchange in backbone_traffic(_blocks(_layers()), world_size=256, zero_stage=3, keeps=keeps):
+    for exchange in backbone_traffic(
+        blocks,
+        world_size=256,
+        zero_stage=stage,
+        keeps=[name in keeps for name in names] if stage == 3 else (),
+    ):
         predicted[exchange.name, exchange.whole_bytes] += exchange.calls
     assert calls.found == predicted
-    if all(keeps):
-        assert backbone_traffic(_blocks(_layers()), world_size=256, zero_stage=2) == (
-            backbone_traffic(_blocks(_layers()), world_size=256, zero_stage=3, keeps=keeps)
-        )
 
 
 # --- a whole step --------------------------------------------------------------------------------
