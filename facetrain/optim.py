@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,17 +78,16 @@ def build_optimizer(
     parameters: Sequence[nn.Parameter], config: OptimConfig
 ) -> torch.optim.Optimizer:
     """The optimizer of everything but the class centers, which the head steps itself."""
+    kind, settings = optimizer_kind(config)
+    return kind(parameters, **settings)
+
+
+def optimizer_kind(config: OptimConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Class of that optimizer, and its arguments but the parameters."""
+    settings = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(
-            parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True
-        )
-    return torch.optim.SGD(
-        parameters,
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+        return torch.optim.AdamW, settings
+    return torch.optim.SGD, {**settings, "momentum": config.momentum}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

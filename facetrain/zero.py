@@ -32,7 +32,13 @@ from facetrain.distributed import Communicator
 from facetrain.distributed.gradients import GradientSum
 from facetrain.distributed.peers import peers_alive
 from facetrain.errors import FacetrainError
-from facetrain.optim import build_optimizer, optimizer_state, restore_optimizer_state, set_lr
+from facetrain.optim import (
+    build_optimizer,
+    optimizer_kind,
+    optimizer_state,
+    restore_optimizer_state,
+    set_lr,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -202,10 +208,8 @@ class ShardedOptimizer(Replicated):
             warnings.simplefilter("ignore", DeprecationWarning)
             from torch.distributed.optim import ZeroRedundancyOptimizer
         parameters = list(self._trained.values())
-        # One of them, as a pattern: its class and settings.
-        pattern = build_optimizer(parameters[:1], config)
-        settings = {k: v for k, v in pattern.param_groups[0].items() if k in pattern.defaults}
-        self._sharded = ZeroRedundancyOptimizer(parameters, type(pattern), **settings)
+        kind, settings = optimizer_kind(config)
+        self._sharded = ZeroRedundancyOptimizer(parameters, kind, **settings)
         return self._sharded.optim
 
     def describe(self) -> str | None:

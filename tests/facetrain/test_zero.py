@@ -53,7 +53,9 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.PReLU(6))
+        self.layers = nn.Sequential(
+            nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.PReLU(6)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.layers(x)
@@ -69,7 +71,7 @@ class Small(Backbone):
         self.convolution = nn.Conv2d(3, 6, 16, stride=16, bias=False)
         self.norm = nn.BatchNorm2d(6)
         self.blocks = nn.ModuleList([Block(), Block()])
-        self.projection = nn.Linear(6 * 49, SIZE)
+        self.projection = nn.Linear(6 * 49, SIZE, bias=False)
         self.features = nn.BatchNorm1d(SIZE)
         self.features.weight.requires_grad_(False)
 
