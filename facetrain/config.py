@@ -201,7 +201,11 @@ class RunConfig:
     precision: str = "auto"
     """Backbone products: bf16, fp32, or auto = bf16 where the device has it."""
     memory: str | None = None
-    """Byte budget of the backbone's step per process, such as 300MiB; default: no limit."""
+    """Byte budget of the backbone's step per process, such as 300MiB; default: no limit. With
+    --plan auto, of everything that a process holds in tensors."""
+    plan: str | None = None
+    """How backbone and head are sharded, and what is recomputed: plan.json of facetrain plan, or
+    auto = planned before the start, on what this machine is measured to do."""
     seed: int = 0
     """Of initial weights, the order of images and augmentations."""
     checkpoint_every: int = 100
@@ -326,10 +330,12 @@ class RunConfig:
             )
         if optim.zero_keeps and optim.zero_stage != 3:
             found.append(f"--zero-keeps {' '.join(optim.zero_keeps)}: is for --zero-stage 3")
-        if self.memory is not None and optim.zero_stage >= 2:
+        if self.memory is not None and self.plan is None and optim.zero_stage >= 2:
             found.append(
                 f"--memory {self.memory}: plans whole weights; use --zero-stage 0 or 1 with it"
             )
+        if self.plan not in (None, "auto") and self.memory is not None:
+            found.append(f"--memory {self.memory}: the plan has one; leave out with --plan FILE")
         if self.data.images_in_a_row is not None and self.data.order != "balanced":
             found.append(f"--images-in-a-row {self.data.images_in_a_row}: is for --order balanced")
         if head.initial_centers is not None and head.sub_centers > 1:

@@ -165,8 +165,9 @@ class MemoryManager:
                 planned for.
             FacetrainError: the backbone is not in training mode.
         """
+        holds_loss = loss_bytes is not None
         if budget_bytes is None:
-            return cls(backbone, None, None, autocast_dtype, None, 0)
+            return cls(backbone, None, None, autocast_dtype, None, 0, holds_loss=holds_loss)
         _check_training(backbone)
         held = budget(
             backbone,
@@ -193,7 +194,7 @@ class MemoryManager:
             autocast_dtype,
             budget_bytes,
             reserved_bytes,
-            holds_loss=loss_bytes is not None,
+            holds_loss=holds_loss,
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from facetrain.head import build_head, describe_head, load_initial_centers
 from facetrain.memory import MemoptError, MemoryManager, parse_bytes, time_operators
 from facetrain.model_files import MODEL_FILE, load_initial_weights, save_model
 from facetrain.optim import LrSchedule
+from facetrain.planning.execution import Room, plan_of_run, plan_result, room_for_backbone
 from facetrain.preflight import check_sizes, load_dataset
 from facetrain.preprocessing import Preprocessing
 from facetrain.report.page import write_atomically
@@ -96,13 +97,20 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
             write_atomically(folder / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
         # What may not fit, or not match, comes before what takes long.
         precision = choose_precision(config.precision, device)
+        plan, room = None, None
+        if config.plan is not None:
+            plan = plan_of_run(config, len(source.identities), communicator, device)
+            config = plan.applied(config)
+            log.say(f"--plan {config.plan}: {plan.describe()}")
         head = build_head(config, len(source.identities), precision, communicator, world)
         log.say(describe_head(head, config.optim.largest_micro_batch))
         if config.head.initial_centers is not None and not run.resume_step:
             log.say(load_initial_centers(head, config.head.initial_centers))
         backbone = build_initial_backbone(config, device)
         check_zero_stage(config.optim, backbone, communicator)
-        memory = plan_memory(config, backbone, precision, communicator)
+        if plan is not None:
+            room = room_for_backbone(plan, config, backbone, head, communicator)
+        memory = plan_memory(config, backbone, precision, communicator, room)
         log.say(memory.report().describe())
         dataset = load_dataset(config, source, preprocessing, communicator, log)
         model = TorchEmbedder(backbone, preprocessing, device, name=config.model.backbone)
@@ -165,6 +173,11 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         model = replace(model, backbone=backbone)
         systems = [evaluate("trained network", model, task, communicator), *baselines]
         memory_reports = communicator.all_gather_object(memory.report())
+        plan_outcome = None
+        if plan is not None and room is not None:
+            step_us = config.optim.global_batch_size * outcome.compute_s_per_image * 1e6
+            plan_outcome = plan_result(plan, room, memory_reports, step_us)
+            log.say(plan_outcome.describe())
 
         def write_results() -> None:
             save_model(folder / MODEL_FILE, config.model.backbone, backbone, preprocessing)
@@ -175,6 +188,7 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
                 headline=task.headline,
                 outcome=outcome,
                 memory=memory_reports,
+                plan=plan_outcome,
                 metrics=read_metrics(folder),
                 config=config.to_dict(),
                 num_images=len(dataset),
@@ -215,10 +229,24 @@ def plan_memory(
     backbone: Backbone,
     autocast_dtype: torch.dtype | None,
     communicator: Communicator,
+    room: Room | None = None,
 ) -> MemoryManager:
-    """Fit the backbone's step into `config.memory`; one rank measures, all plan alike."""
-    if config.memory is None:
-        return MemoryManager.fit(backbone, torch.empty(0), None, autocast_dtype=autocast_dtype)
+    """Fit the backbone's step into `config.memory`, or step and head into a plan's `room`.
+
+    One rank measures, all plan alike.
+    """
+    budget_bytes = None if config.memory is None else parse_bytes(config.memory)
+    loss_bytes = None
+    if room is not None:
+        budget_bytes, loss_bytes = room.budget_bytes, room.loss_bytes
+    if budget_bytes is None:
+        return MemoryManager.fit(
+            backbone,
+            torch.empty(0),
+            None,
+            autocast_dtype=autocast_dtype,
+            loss_bytes=loss_bytes,
+        )
     optim = config.optim
     rows = -(-optim.largest_micro_batch // communicator.world_size)
     size = backbone.image_size
@@ -231,18 +259,18 @@ def plan_memory(
         return MemoryManager.fit(
             backbone,
             example,
-            parse_bytes(config.memory),
+            budget_bytes,
             autocast_dtype=autocast_dtype,
             accumulates=optim.micro_batches > 1,
             costs=costs,
             reserved_bytes=(
                 largest_bucket_bytes(backbone.parameters()) if communicator.world_size > 1 else 0
             ),
+            loss_bytes=loss_bytes,
         )
     except MemoptError as error:
-        raise FacetrainError(
-            f"--memory {config.memory}: {error}; --micro-batches cuts the batch"
-        ) from error
+        asked = f"--memory {config.memory}" if config.plan is None else f"--plan {config.plan}"
+        raise FacetrainError(f"{asked}: {error}; --micro-batches cuts the batch") from error
 
 
 def evaluate(

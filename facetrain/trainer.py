@@ -91,6 +91,11 @@ class TrainingOutcome:
     """Share of that time spent waiting for images."""
     totals: Totals
 
+    @property
+    def compute_s_per_image(self) -> float:
+        """Of a step's time, without waiting for images; 0 when no step was done."""
+        return (1 - self.input_share) / self.images_per_s if self.images_per_s else 0.0
+
 
 class Trainer:
     """Trains until the schedule's last step, or until asked to stop."""
@@ -279,7 +284,8 @@ class Trainer:
         Args:
             counts: rows to use of each rank; of this one all or none. Without any, this rank
                 only takes part in collectives.
-            not_counted: entered around the input and the head, which are not the backbone's.
+            not_counted: entered around the input, and around the head unless the memory's budget
+                is the head's too.
         """
         parts = self._parts
         device = parts.communicator.device
@@ -297,7 +303,7 @@ class Trainer:
             embeddings = parts.memory.forward(images)
         else:
             embeddings = torch.zeros((0, parts.backbone.embedding_size), device=device)
-        with not_counted():
+        with nullcontext() if parts.memory.holds_loss else not_counted():
             # A leaf of its own, so that the head's memory is free before backward begins.
             leaf = embeddings.detach()[:size].requires_grad_()
             loss: Tensor = parts.head(leaf, labels, counts=counts, num_rows=num_rows)

@@ -22,6 +22,7 @@ from typing import Any
 
 from facetrain.config import RunConfig
 from facetrain.errors import FacetrainError
+from facetrain.memory import format_bytes
 from facetrain.planning.problem import Problem
 from facetrain.planning.step import StepPlan
 from facetrain.report import write_atomically
@@ -89,6 +90,17 @@ class PlanFile:
             zero_keeps=tuple(settings["zero_keeps"]),
         )
         return replace(config, head=head, optim=optim)
+
+    def describe(self) -> str:
+        """One line for a log."""
+        settings = ", ".join(
+            f"{name.replace('_', ' ')} {value}" for name, value in self.settings.items() if value
+        )
+        return (
+            f"{settings}; {format_bytes(self.peak_bytes)} of "
+            f"{format_bytes(self.problem['memory_bytes'])} and {self.step_us / 1e3:,.0f} ms a step "
+            "predicted"
+        )
 
     def mismatches(self, config: RunConfig, num_classes: int, world_size: int) -> list[str]:
         """Where a run is another than what was planned; one line each."""

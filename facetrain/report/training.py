@@ -11,6 +11,7 @@ from typing import Any
 
 from facetrain.evaluation.task import SystemResult
 from facetrain.memory import MemoryReport
+from facetrain.planning.result import PlanResult
 from facetrain.report import curves, plots
 from facetrain.report.page import Facts, Figure, Section, Table, write_atomically, write_page
 from facetrain.report.tables import percent, tar_table, threshold_table
@@ -29,6 +30,7 @@ class TrainingReport:
         headline: name of the evaluation task's own figure.
         systems: the trained network first, then what it is compared with.
         memory: one report per rank.
+        plan: what came of it; None without one.
         metrics: records of metrics.jsonl.
         config: the resolved one.
         seconds: of this process, from start to report.
@@ -46,6 +48,7 @@ class TrainingReport:
     num_classes: int
     precision: str
     seconds: float
+    plan: PlanResult | None = None
 
     @property
     def tightest(self) -> MemoryReport:
@@ -91,6 +94,7 @@ def run_facts(report: TrainingReport) -> Facts:
             "speed": f"{report.images_per_s:,.0f} img/s, {outcome.input_share:.0%} of the time "
             "waiting for images",
             "memory": memory.describe().removeprefix("backbone memory: "),
+            **({"plan": report.plan.describe()} if report.plan else {}),
             "skipped": f"{skipped.skipped_images} images, {skipped.skipped_steps} steps",
             **({"search": search} if search else {}),
             "time": f"{report.seconds:,.0f} s after start-up",
@@ -183,6 +187,7 @@ def write_training_report(folder: Path, report: TrainingReport) -> None:
         "final_loss": report.final_loss,
         "skipped": asdict(report.outcome.totals),
         "memory": [asdict(rank) for rank in report.memory],
+        "plan": None if report.plan is None else asdict(report.plan),
         "num_images": report.num_images,
         "num_classes": report.num_classes,
         "precision": report.precision,

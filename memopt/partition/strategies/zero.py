@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memopt.partition.chain import Option
-from memopt.partition.layers import Layer, Way
+from memopt.partition.layers import ALL_KEPT, Layer, Way
 from memopt.partition.strategies.replicated import replicated
 from memopt.partition.strategies.setting import Setting, compute_us
 
@@ -63,4 +63,6 @@ def _sharded(layer: Layer, way: Way, setting: Setting, *, keeps: bool) -> Option
         work_bytes=layer.input_bytes + way.work_bytes + weight_bytes,
         gradient_bytes=round(weight_bytes / share),
         traffic=traffic,
+        # Saved tensors of gathered weights come and go with them: not under a plan's hooks yet.
+        is_executable=way.name == ALL_KEPT,
     )
