@@ -16,18 +16,21 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from facetrain.backbones import Backbone
 from facetrain.errors import FacetrainError
 from memopt import Budget, MemoptError, budget
-from memopt.capture import CostTable
+from memopt.capture import CostTable, fake_copy
+from memopt.capture.fake import fake_like
 from memopt.errors import BudgetTooSmallError
 from memopt.execute import find_splits
 from memopt.live_bytes import LiveBytes
@@ -61,6 +64,7 @@ class MemoryReport:
             recomputation took; None on a GPU, where operators run behind the program.
         num_dropped: tensors saved for backward that the plan drops and recomputes.
         peak_rss_bytes: peak resident memory of this process, everything included.
+        num_blocks: blocks with a budget of their own each, see `MemoryManager.fit_blocks`.
     """
 
     budget_bytes: int | None
@@ -72,11 +76,17 @@ class MemoryReport:
     measured_overhead: float | None
     num_dropped: int
     peak_rss_bytes: int
+    num_blocks: int = 0
 
     def describe(self) -> str:
         """One line for a log."""
         parts = []
-        if self.budget_bytes is None:
+        if self.num_blocks:
+            parts.append(
+                f"backbone memory: a budget for each of {self.num_blocks} blocks, "
+                f"{self.num_dropped} tensors dropped"
+            )
+        elif self.budget_bytes is None:
             parts.append("backbone memory: no budget")
         else:
             assert self.plain_peak_bytes is not None
@@ -123,7 +133,8 @@ class MemoryManager:
         self.plan = plan
         self.holds_loss = holds_loss
         self._backbone = backbone
-        self._held = held
+        self._budgets = [] if held is None else [held]
+        self._block_plans: list[Plan] = []
         self._autocast_dtype = autocast_dtype
         self._budget_bytes = budget_bytes
         self._reserved_bytes = reserved_bytes
@@ -197,6 +208,66 @@ class MemoryManager:
             holds_loss=holds_loss,
         )
 
+    @classmethod
+    def fit_blocks(
+        cls,
+        backbone: Backbone,
+        example_images: Tensor,
+        budget_bytes: Mapping[str, int],
+        *,
+        autocast_dtype: torch.dtype | None = None,
+        accumulates: bool = False,
+        costs: CostTable | None = None,
+    ) -> MemoryManager:
+        """Plans some blocks' steps, each inside a budget of its own; the others run plainly.
+
+        For a backbone whose blocks are sharded afterwards, with --zero-stage 2 or 3: while a block
+        runs, forward or backward, its weights are whole, so that its plan holds.
+
+        Args:
+            budget_bytes: peak above the block's weights and input over its own forward and
+                backward pass, by name among `backbone.segments()`; of blocks that are one module.
+            accumulates: gradients of earlier micro-batches are beside the weights then, which
+                those of a sharded block are not.
+
+        Others, and errors, as of `fit`.
+        """
+        _check_training(backbone)
+        blocks = {
+            segment.name: segment.modules[0]
+            for segment in backbone.segments()
+            if segment.forward is segment.modules[0]
+        }
+        if unknown := [name for name in budget_bytes if name not in blocks]:
+            raise MemoptError(
+                f"block {unknown[0]} cannot have a budget: it must be one of {', '.join(blocks)}"
+            )
+        costs = CostTable() if costs is None else costs
+        manager = cls(backbone, None, None, autocast_dtype, None, 0)
+        name = ""
+        try:
+            with _autocast(example_images.device.type, autocast_dtype):
+                inputs = _inputs_of_segments(backbone, example_images)
+                for name, size_bytes in budget_bytes.items():
+                    held = budget(blocks[name], size_bytes, costs=costs)
+                    manager._budgets.append(held)
+                    example = torch.empty_strided(
+                        inputs[name].shape,
+                        inputs[name].stride(),
+                        dtype=inputs[name].dtype,
+                        device=example_images.device,
+                    ).requires_grad_(inputs[name].requires_grad)
+                    plans = [
+                        held.plan(example, accumulates=with_gradients)
+                        for with_gradients in ((False, True) if accumulates else (False,))
+                    ]
+                    manager._block_plans.append(max(plans, key=lambda one: one.peak_bytes))
+        except MemoptError as error:
+            for held in manager._budgets:
+                held.remove()
+            raise MemoptError(f"block {name}: {error}") from error
+        return manager
+
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings [B, D] of normalised images [B, 3, H, W].
 
@@ -228,13 +299,13 @@ class MemoryManager:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             resting_bytes = torch.cuda.memory_allocated(device)
-        recomputed_before = 0.0 if self._held is None else self._held.recompute_seconds
+        recomputed_before = sum(held.recompute_seconds for held in self._budgets)
         start = time.perf_counter()
         with LiveBytes() as live:
             yield live
         self._measured_seconds += time.perf_counter() - start - live.paused_seconds
-        if self._held is not None:
-            self._recompute_seconds += self._held.recompute_seconds - recomputed_before
+        recomputed = sum(held.recompute_seconds for held in self._budgets)
+        self._recompute_seconds += recomputed - recomputed_before
         self._measured_peak_bytes = max(self._measured_peak_bytes or 0, live.peak_bytes)
         if device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(device) - resting_bytes
@@ -243,9 +314,10 @@ class MemoryManager:
     def report(self) -> MemoryReport:
         """Budget, prediction and measurement so far."""
         plan, reserved = self.plan, self._reserved_bytes
+        plans = self._block_plans
         measured_overhead = None
         on_gpu = next(self._backbone.parameters()).device.type == "cuda"
-        if plan is not None and self._measured_seconds and not on_gpu:
+        if self._budgets and self._measured_seconds and not on_gpu:
             rest = self._measured_seconds - self._recompute_seconds
             measured_overhead = self._recompute_seconds / rest
         return MemoryReport(
@@ -256,7 +328,8 @@ class MemoryManager:
             measured_peak_bytes=self._measured_peak_bytes,
             cuda_peak_bytes=self._cuda_peak_bytes,
             measured_overhead=measured_overhead,
-            num_dropped=0 if plan is None else len(plan.schedule.drops),
+            num_dropped=sum(len(one.schedule.drops) for one in (plans if plan is None else [plan])),
+            num_blocks=len(plans),
             peak_rss_bytes=peak_rss_bytes(),
         )
 
@@ -279,6 +352,17 @@ def time_operators(
     with_costs(recording, costs)
     find_splits(recording, costs)
     return costs
+
+
+def _inputs_of_segments(backbone: Backbone, example_images: Tensor) -> dict[str, Tensor]:
+    """What each segment gets, by its name, as fake tensors."""
+    found = {}
+    with FakeTensorMode():
+        activation = fake_like(example_images)
+        for segment in cast(Backbone, fake_copy(backbone)).segments():
+            found[segment.name] = activation
+            activation = segment.forward(activation)
+    return found
 
 
 def _check_training(backbone: Backbone) -> None:
