@@ -202,7 +202,7 @@ class RunConfig:
     """Backbone products: bf16, fp32, or auto = bf16 where the device has it."""
     memory: str | None = None
     """Byte budget of the backbone's step per process, such as 300MiB; default: no limit. With
-    --plan auto, of everything that a process holds in tensors."""
+    --plan auto, of everything that a process holds in tensors; a plan.json has its own."""
     plan: str | None = None
     """How backbone and head are sharded, and what is recomputed: plan.json of facetrain plan, or
     auto = planned before the start, on what this machine is measured to do."""
@@ -334,8 +334,6 @@ class RunConfig:
             found.append(
                 f"--memory {self.memory}: plans whole weights; use --zero-stage 0 or 1 with it"
             )
-        if self.plan not in (None, "auto") and self.memory is not None:
-            found.append(f"--memory {self.memory}: the plan has one; leave out with --plan FILE")
         if self.data.images_in_a_row is not None and self.data.order != "balanced":
             found.append(f"--images-in-a-row {self.data.images_in_a_row}: is for --order balanced")
         if head.initial_centers is not None and head.sub_centers > 1:

@@ -16,13 +16,17 @@ _LEAST_ROWS = 2  # BatchNorm has no statistics of one
 _MOST = 2**40
 
 
-def fit(what: str, problem: Problem) -> Problem:
+def fit(what: str, problem: Problem, backbone: BackboneModel | None = None) -> Problem:
     """The problem with the most images a device, or identities, that fit, within 1 %.
+
+    Args:
+        what: of `FITS`.
+        backbone: of the problem, if it has been traced.
 
     Raises:
         FacetrainError: not even the least fits.
     """
-    backbone = BackboneModel(problem)
+    traced = backbone or BackboneModel(problem)
 
     def with_number(number: int) -> Problem:
         if what == "batch":
@@ -30,7 +34,7 @@ def fit(what: str, problem: Problem) -> Problem:
         return replace(problem, num_classes=number)
 
     least = _LEAST_ROWS if what == "batch" else 1
-    number = largest(lambda n: Planner(with_number(n), backbone).fits(), least)
+    number = largest(lambda n: Planner(with_number(n), traced).fits(), least)
     if number == 0:
         one = "a batch of 2 images a device" if what == "batch" else "one identity"
         raise FacetrainError(

@@ -6,15 +6,18 @@ import dataclasses
 from dataclasses import field
 from typing import Any, TypeVar
 
-from facetrain.config import FlatRunConfig
+from facetrain.config import FlatRunConfig, RunConfig
 from facetrain.errors import FacetrainError
 from facetrain_tools.train import find_recipe
 
 T = TypeVar("T")
 
 
-def flags_for(name: str, own: type[T]) -> type[T]:
+def flags_for(name: str, own: type[T], **changed: object) -> type[T]:
     """`own`, whose field `config` has the recipe's own defaults.
+
+    Args:
+        changed: fields of the config with another default here.
 
     Raises:
         FacetrainError: no such recipe, or one without defaults.
@@ -25,9 +28,13 @@ def flags_for(name: str, own: type[T]) -> type[T]:
     )
     if not callable(defaults):
         raise FacetrainError(f"recipe {name}: its Flags have no `run` with defaults to plan for")
+
+    def config() -> RunConfig:
+        return dataclasses.replace(defaults(), **changed)
+
     return dataclasses.make_dataclass(
         own.__name__,
-        [("config", FlatRunConfig, field(default_factory=defaults))],
+        [("config", FlatRunConfig, field(default_factory=config))],
         bases=(own,),
         frozen=True,
         namespace={"__doc__": own.__doc__},

@@ -68,7 +68,9 @@ def main(arguments: Sequence[str]) -> int:
         raise FacetrainError(
             f"facetrain plan: name a recipe first: {', '.join(recipe_names())}, or a file"
         )
-    flags = parse_flags(flags_for(name, StepFlags), rest, f"facetrain plan {name}")
+    # A recipe's budget is the backbone's alone, for the machine it was written on.
+    flags_type = flags_for(name, StepFlags, memory=None)
+    flags = parse_flags(flags_type, rest, f"facetrain plan {name}")
     problem = problem_of(flags)
     started = time.perf_counter()
     try:
