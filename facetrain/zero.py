@@ -289,7 +289,7 @@ class ShardedWeights:
             return f"{what}, weights whole from forward to backward"
         kept = len(self._config.zero_keeps)
         return f"{what}, weights gathered again for backward" + (
-            f" but for {kept} blocks" if kept else ""
+            f" but for {kept} of the blocks" if kept else ""
         )
 
     def set_lr(self, lr: float) -> None:
