@@ -333,7 +333,7 @@ def _check_copies(group_size: int, world_size: int, margin: Margin, sample_rate:
     flag = f"--head-ranks {group_size}"
     if group_size < 0 or world_size % group_size:
         raise FacetrainError(
-            f"{flag}: must divide the {world_size} processes of this run; 0 = all of them"
+            f"{flag}: must divide the number of processes, {world_size}; 0 = all of them"
         )
     if any(True for _ in (*margin.buffers(), *margin.parameters())):
         name = type(margin).__name__

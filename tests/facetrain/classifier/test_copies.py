@@ -179,7 +179,7 @@ def _refusals(communicator: Communicator) -> list[str]:
 def test_what_copies_cannot_do_is_refused_in_one_line() -> None:
     for messages in raise_first(run_ranks(_refusals, 2)):
         assert messages[0] == (
-            "--head-ranks 3: must divide the 2 processes of this run; 0 = all of them"
+            "--head-ranks 3: must divide the number of processes, 2; 0 = all of them"
         )
         assert messages[1].startswith("--head-ranks 1 of 2 processes: AdaFace has statistics")
         assert "--sample-rate 0.5" in messages[2]
