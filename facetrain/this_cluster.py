@@ -7,8 +7,11 @@ All processes measure at once, so that a core shared by two of them shows as hal
     products   centers [4096, 512] times features [512, 256], as the head does; in 16 bits too
     copies     of 64 MiB
     training   forward and backward of convolutions as in IResNet, in operations (6 a MAC) a second
-    links      all-reduce and all-gather of 1 KiB to 16 MiB; a latency and a bandwidth are fitted
-               to the medians, by the least mean square of the logarithm of prediction over measured
+    links      all-reduce and all-gather of 1 KiB to 16 MiB; a latency and a bandwidth are fitted,
+               by the least mean square of the logarithm of predicted over measured
+
+Everything is measured in turns, and the middle of the faster half of the times counts: what other
+work on the machine takes comes and goes.
 
 On GPUs (`device="cuda"`, NCCL) the same is measured with larger shapes.
 """
@@ -16,15 +19,17 @@ On GPUs (`device="cuda"`, NCCL) the same is measured with larger shapes.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -43,7 +48,7 @@ __all__ = ["Cluster", "Measured", "fit_link", "measure_cluster", "write_cluster"
 _TIMEOUT_S = 60.0
 _MESSAGE_BYTES = tuple(2**power for power in range(10, 25, 2))
 _ROUNDS = 12
-_LEAST_S = 0.3
+_RATES_S = 4.0
 # Gradients' sums and the products of the backward pass want the same cores, or copy engines and
 # links that are apart from the GPU's; the second is as in memopt/partition/cluster.py.
 _OVERLAP = {"cpu": 0.0, "cuda": 0.7}
@@ -62,7 +67,7 @@ class Measured:
         half_per_s: the same in bfloat16.
         training_per_s: the same of convolutions' forward and backward pass.
         memory_bytes_per_s: read and written by a large copy.
-        collectives: (name, bytes of the whole, median us) of each.
+        collectives: (name, bytes of the whole, us) of each.
         device_name: of the machine, for the cluster's source.
     """
 
@@ -75,10 +80,21 @@ class Measured:
     device_name: str
 
 
+class Job(NamedTuple):
+    """Something to be timed.
+
+    Attributes:
+        work: operations or bytes of one run.
+    """
+
+    work: float
+    run: Callable[[], object]
+
+
 def measure_cluster(num_processes: int, device: str = "cpu") -> Cluster:
     """One node of `num_processes` devices, as fast as they are here and now.
 
-    Takes some 10 s.
+    Takes some 15 s.
 
     Args:
         device: "cpu" or "cuda": a process on the CPU's cores, or a GPU of its own.
@@ -179,24 +195,22 @@ def measure_rank(communicator: Communicator) -> Measured:
     sharing = 1 if on_gpu else communicator.world_size
     memory_bytes = free_memory_bytes(device) // sharing
 
-    def rate(work: float, function: Callable[[], object]) -> float:
-        communicator.barrier()
-        return work / _median_s(function, device)
-
-    rows, size, classes = 256 * scale, 512, 4096 * scale
-    products = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    jobs: dict[str, Job] = {}
+    rows, size = 256 * scale, 512
+    # Without 16-bit arithmetic of its own a CPU takes ten times as long.
+    for name, dtype, classes in (
+        ("fp32", torch.float32, 4096 * scale),
+        ("half", torch.bfloat16, 1024 * scale),
+    ):
         features = torch.ones(rows, size, device=device, dtype=dtype)
         centers = torch.ones(classes, size, device=device, dtype=dtype)
         out = torch.empty(classes, rows, device=device, dtype=dtype)
         multiply = functools.partial(torch.mm, centers, features.T, out=out)
-        products[dtype] = rate(2.0 * rows * size * classes, multiply)
-    del features, centers, out, multiply
+        jobs[name] = Job(2.0 * rows * size * classes, multiply)
 
     source = torch.ones(16 * 2**20 * scale, device=device)
     copy = torch.empty_like(source)
-    copied_per_s = rate(2.0 * source.nbytes, functools.partial(copy.copy_, source))
-    del source, copy
+    jobs["copy"] = Job(2.0 * source.nbytes, functools.partial(copy.copy_, source))
 
     batch = 128 if on_gpu else 2
     layers = nn.ModuleList(_layer(channels) for channels in _STAGES)
@@ -214,13 +228,15 @@ def measure_rank(communicator: Communicator) -> Measured:
         layers.zero_grad()
 
     num_macs = sum((channels * size * 3) ** 2 for channels, size in _STAGES.items())
-    trained_per_s = rate(6.0 * batch * num_macs, train)
+    jobs["training"] = Job(6.0 * batch * num_macs, train)
+    communicator.barrier()
+    rates = _rates(jobs, device)
     return Measured(
         memory_bytes,
-        products[torch.float32],
-        products[torch.bfloat16],
-        trained_per_s,
-        copied_per_s,
+        rates["fp32"],
+        rates["half"],
+        rates["training"],
+        rates["copy"],
         _measure_collectives(communicator),
         torch.cuda.get_device_name(device) if on_gpu else f"{usable_cpus()} CPU cores",
     )
@@ -235,23 +251,29 @@ def _layer(channels: int) -> nn.Sequential:
     )
 
 
-def _median_s(function: Callable[[], object], device: torch.device) -> float:
-    """Of calls one by one for a while, after one that is not counted."""
-    times: list[float] = []
-    for number in range(10_000):
-        started = time.perf_counter()
-        function()
-        _finish(device)
-        elapsed = time.perf_counter() - started
-        if number > 0:
-            times.append(elapsed)
-        if len(times) >= 2 and sum(times) > _LEAST_S:
+def _rates(jobs: Mapping[str, Job], device: torch.device) -> dict[str, float]:
+    """Work a second of each job, all in turns for a while; their first calls are not counted."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    until = time.monotonic() + _RATES_S
+    for number in itertools.count():
+        for name, job in jobs.items():
+            started = time.perf_counter()
+            job.run()
+            _finish(device)
+            if number > 0:
+                times[name].append(time.perf_counter() - started)
+        if number > 1 and time.monotonic() > until:
             break
-    return statistics.median(times)
+    return {name: job.work / _lower_quartile(times[name]) for name, job in jobs.items()}
+
+
+def _lower_quartile(times: Sequence[float]) -> float:
+    """The middle of the faster half: what is reached while other work leaves room."""
+    return statistics.median(sorted(times)[: (len(times) + 1) // 2])
 
 
 def _measure_collectives(communicator: Communicator) -> list[tuple[str, int, float]]:
-    """Median times, sizes interleaved, so that a slow moment of the machine meets all of them."""
+    """Times, sizes interleaved, so that a slow moment of the machine meets all of them."""
     size = communicator.world_size
     if size == 1:
         return []
@@ -277,7 +299,7 @@ def _measure_collectives(communicator: Communicator) -> list[tuple[str, int, flo
                 if number > 1:
                     elapsed_us = 1e6 * (time.perf_counter() - started)
                     times.setdefault((name, whole_bytes), []).append(elapsed_us)
-    return [(name, size, statistics.median(found)) for (name, size), found in times.items()]
+    return [(name, size, _lower_quartile(found)) for (name, size), found in times.items()]
 
 
 def _finish(device: torch.device) -> None:

@@ -67,7 +67,7 @@ def test_cluster_of_ranks_is_that_of_the_middle_one_and_the_least_memory() -> No
 
 
 def test_one_rank_measures_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this_cluster, "_LEAST_S", 0.0)
+    monkeypatch.setattr(this_cluster, "_RATES_S", 0.0)
     monkeypatch.setattr(this_cluster, "_STAGES", {16: 14})
     measured = measure_rank(SingleCommunicator())
     rates = (measured.fp32_per_s, measured.half_per_s, measured.training_per_s)
