@@ -73,6 +73,7 @@ FREE = {
     "allow_grey",
     "initial_weights",
     "initial_centers",
+    "plan",
     "model",
     "head",
     "optim",
