@@ -105,9 +105,7 @@ class Budget:
             ) from error
         for plan in self.plans.values():
             # Another number of rows changes sizes and times, not what is worth dropping.
-            if same := adapted(
-                plan, recording, self.budget_bytes, held_bytes, self.loss_bytes
-            ):
+            if same := adapted(plan, recording, self.budget_bytes, held_bytes, self.loss_bytes):
                 return same
         return make_plan(
             with_costs(recording, self._costs),

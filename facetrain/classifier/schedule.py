@@ -44,6 +44,8 @@ class Speeds:
 
     operations_per_s: float
     memory_bytes_per_s: float
+    sweep_s: float = 0.0
+    """Of starting the operators that work through one tile once, whatever its size."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ def evaluate(work: Work, kind: str, chunk_rows: int, tile_classes: int = 0) -> S
         moved += 2.0 * chunks * work.num_classes * work.center_bytes
     seconds = (3 if keeps else 4) * product / speeds.operations_per_s
     seconds += moved / speeds.memory_bytes_per_s
+    sweeps = (2 if keeps else 3) * chunks * -(-work.num_classes // tile)
+    seconds += sweeps * speeds.sweep_s
     return Schedule(kind, rows, tile, int(transient), seconds)
 
 

@@ -30,6 +30,8 @@ from memopt.partition.strategies import Setting
 
 _FLOAT_BYTES = 4
 _EAGER_V100_SECONDS, _EAGER_V100_BYTES_PER_S = 0.7e-9, 0.9e12
+# Fitted by benchmarks/partition_validation.py; about ten kernel launches of 5 us.
+_CPU_SWEEP_S, _GPU_SWEEP_S = 0.45e-3, 50e-6
 _EAGER_BYTES = 27
 """Of a logit, in eager margin softmax: a fit of arcface_torch's speed table (8 x V100-32GB)."""
 
@@ -140,7 +142,7 @@ def eager_option(problem: Problem, setting: Setting) -> Option:
     ranks = problem.num_ranks
     rows, classes = problem.rows * ranks, -(-problem.num_classes // ranks)
     work = _work(problem, rows, classes, whole=True)
-    logits = rows * classes
+    logits = rows * work.num_classes
     bandwidth = problem.cluster.device.memory_bytes_per_s
     seconds = logits * _EAGER_V100_SECONDS * _EAGER_V100_BYTES_PER_S / bandwidth
     traffic = _exchange(problem, setting, 1, ranks, 0)
@@ -175,7 +177,7 @@ def _work(problem: Problem, rows: int, classes: int, *, whole: bool) -> Work:
         state_rows=build_center_optimizer(config).state_rows,
         shapes_others=margin.shapes_others,
         whole_gradient=whole,
-        device_type="cpu" if problem.is_measured else "cuda",
+        device_type="cuda" if problem.on_gpu else "cpu",
         product_dtype=names.get(head.head_precision, product),
         speeds=_speeds(problem),
     )
@@ -184,7 +186,8 @@ def _work(problem: Problem, rows: int, classes: int, *, whole: bool) -> Work:
 def _speeds(problem: Problem) -> Speeds:
     device = problem.cluster.device
     rate = device.fp32_per_s if problem.precision is None else device.half_per_s
-    return Speeds(rate, device.memory_bytes_per_s)
+    sweep_s = _GPU_SWEEP_S if problem.on_gpu else _CPU_SWEEP_S
+    return Speeds(rate, device.memory_bytes_per_s, sweep_s)
 
 
 def _schedules(problem: Problem, work: Work) -> Iterator[Schedule]:

@@ -9,6 +9,7 @@ from facetrain.memory import format_bytes
 from facetrain.planning.plan_file import PLAN_FILE, settings_of, write_plan
 from facetrain.planning.step import StepPlan
 from facetrain.report import Facts, Figure, Section, Table, plots, write_page
+from memopt.errors import BudgetTooSmallError
 from memopt.partition.chain import Chain, memory_over_step
 from memopt.partition.search import Found
 
@@ -46,9 +47,11 @@ def strategy_table(plan: StepPlan) -> Table:
     for name, found in plan.rows.items():
         if isinstance(found, Found):
             rows.append(_row(name, plan.chain, found, plan))
-        else:
+        elif isinstance(found, BudgetTooSmallError):
             least = format_bytes(found.least_bytes, round_up=True)
             rows.append([name, "does not fit", "", f"{least} at least", *[""] * 7])
+        else:
+            rows.append([name, "not possible", *[""] * 9])
     return Table(
         [
             "strategy", "ms/step", "of this plan", "peak", "weights, state", "gradients", "kept",

@@ -30,6 +30,7 @@ class Problem:
         memory_bytes: that all tensors of a device may take.
         precision: of the backbone's products under autocast; None: fp32.
         is_measured: operators are timed on this machine; otherwise from the device's rates.
+        on_gpu: the devices are GPUs.
         slowdown: of measured times, where processes share this machine's cores.
         may_change: what the user lets the plan change of the result: "micro-batches" (BatchNorm
             sees fewer images at a time), "momentum" (of the centers, in bf16).
@@ -42,6 +43,7 @@ class Problem:
     memory_bytes: int
     precision: torch.dtype | None
     is_measured: bool = False
+    on_gpu: bool = True
     slowdown: float = 1.0
     may_change: tuple[str, ...] = ()
 
@@ -111,6 +113,7 @@ def measured_problem(
         cluster.device.memory_bytes if memory_bytes is None else memory_bytes,
         choose_precision(config.precision, device),
         is_measured=True,
+        on_gpu=not shared,
         slowdown=max(1.0, cluster.num_devices / usable_cpus()) if shared else 1.0,
         may_change=tuple(may_change),
     )

@@ -19,7 +19,7 @@ from facetrain.distributed.gradients import DEFAULT_BUCKET_BYTES
 from facetrain.planning.head import eager_option, head_options
 from facetrain.planning.layers import BackboneModel
 from facetrain.planning.problem import IMAGE_CHANNELS, Problem
-from memopt.errors import BudgetTooSmallError
+from memopt.errors import BudgetTooSmallError, MemoptError
 from memopt.partition.chain import Chain, Conversion, Option, Stage
 from memopt.partition.comparisons import COMPARISONS
 from memopt.partition.comparisons.rule import fastest
@@ -60,7 +60,7 @@ class StepPlan:
     family: str
     micro_batches: int
     chain: Chain
-    rows: dict[str, Found | BudgetTooSmallError]
+    rows: dict[str, Found | MemoptError]
 
 
 class Planner:
@@ -104,10 +104,10 @@ class Planner:
             for _, front in self._fronts(micro_batches)
         )
 
-    def compare(self) -> dict[str, Found | BudgetTooSmallError]:
+    def compare(self) -> dict[str, Found | MemoptError]:
         """What other strategies make of the same chain, and arcface_torch's kernel of its own."""
         chain, budget = self.chain(1), self.problem.memory_bytes
-        rows: dict[str, Found | BudgetTooSmallError] = {}
+        rows: dict[str, Found | MemoptError] = {}
         eager = replace(
             chain,
             stages=(
@@ -122,7 +122,7 @@ class Planner:
         ):
             try:
                 rows[name] = rule(one_chain, budget)
-            except BudgetTooSmallError as error:
+            except MemoptError as error:
                 rows[name] = error
         return rows
 

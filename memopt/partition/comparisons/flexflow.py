@@ -29,7 +29,8 @@ def flexflow(chain: Chain, budget_bytes: int) -> Found:
         [o for o in stage.options if o.detail == ALL_KEPT or stage is chain.stages[-1]]
         for stage in chain.stages
     ]
-    choice = [next(o for o in own if o.strategy == "replicated") for own in options]
+    # Where the loss cannot be replicated, the walk starts with it cut.
+    choice = [next((o for o in own if o.strategy == "replicated"), own[0]) for own in options]
     current = outcome(chain, choice)
     start_us = current.time_us
     best: tuple[Outcome, list[Option]] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from memopt.errors import BudgetTooSmallError
+from memopt.errors import BudgetTooSmallError, MemoptError
 from memopt.partition.chain import Chain, Option
 from memopt.partition.search import Found, search
 
@@ -19,6 +19,7 @@ class Comparison(Protocol):
 
         Raises:
             BudgetTooSmallError: nothing it considers fits; names the least that it could take.
+            MemoptError: it has no way to run this chain at all.
         """
 
 
@@ -38,6 +39,8 @@ def fastest(
         loss: strategies of the last stage to choose from.
     """
     last = chain.stages[-1]
+    if not any(option.strategy in loss for option in last.options):
+        raise MemoptError(f"{last.name} cannot be run {' or '.join(loss)} here")
     found: list[Found] = []
     too_small: list[BudgetTooSmallError] = []
     for way in ways:

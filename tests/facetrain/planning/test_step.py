@@ -104,7 +104,7 @@ def test_the_largest_number_by_doubling_and_halving() -> None:
     assert largest(lambda number: False, 1) == 0
 
 
-@pytest.mark.parametrize("what", ["batch", "ids"])
+@pytest.mark.parametrize("what", ["batch", pytest.param("ids", marks=pytest.mark.slow)])
 def test_what_fits_fits_and_a_little_more_does_not(what: str) -> None:
     tight = problem(memory_bytes=200_000_000)
     found = fit(what, tight, backbone())

@@ -34,7 +34,11 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
         (["--fit", "gpus"], "--fit gpus: must be one of batch, ids"),
         (["--may-change", "batch"], "--may-change batch: must be of micro-batches, momentum"),
         (["--memory", "1XB"], "--memory 1XB: "),
-        (["--memory", "1MiB"], "memory 1.0MiB: the least for 10,000 identities and 4 images a"),
+        pytest.param(
+            ["--memory", "1MiB"],
+            "memory 1.0MiB: the least for 10,000 identities and 4 images a",
+            marks=pytest.mark.slow,
+        ),
         (["--gpus", "3", "--batch-per-gpu", "0", "--global-batch-size", "3"], "needs 2 images at"),
     ],
 )
