@@ -203,7 +203,7 @@ def _system(
             manager = plan_memory(applied, backbone, None, communicator, room)
             planned = manager.report().predicted_peak_bytes
             assert planned is not None
-            predicted_bytes = room.resting_bytes + planned
+            predicted_bytes = room.resting_bytes + room.gradient_bytes + planned
         embed = manager.forward if name == PLAN else _plain(backbone)
     return System(embed, head, room.resting_bytes, (plan.step_us / 1e3, predicted_bytes))
 

@@ -87,11 +87,13 @@ class Room:
     Attributes:
         resting_bytes: weights, optimizer state, buffers, class centers, the batch; as they are,
             not as they were predicted.
-        budget_bytes: for the backbone's pass and the head; None: it cannot be held by a plan.
+        gradient_bytes: of the centers' gradient, where it is whole: from the loss to the step.
+        budget_bytes: for the backbone's pass and the rest of the head; None: it cannot be held.
         loss_bytes: of that, the head's.
     """
 
     resting_bytes: int
+    gradient_bytes: int
     budget_bytes: int | None
     loss_bytes: int
 
@@ -133,7 +135,6 @@ def room_for_backbone(
         + center_state
     )
     schedule = head.schedule(optim.largest_micro_batch)
-    loss_bytes = schedule.transient_bytes
     # A whole gradient of the centers stays until the step.
     whole = 0 if head.step_in_backward else head.centers.nbytes
     memory_bytes = plan.problem["memory_bytes"]
@@ -145,7 +146,7 @@ def room_for_backbone(
         )
     # Plans hold passes of whole weights: with stages 2 and 3 nothing is dropped.
     held = budget if optim.zero_stage < 2 else None
-    return Room(resting + whole, held, max(0, loss_bytes - whole))
+    return Room(resting, whole, held, max(0, schedule.transient_bytes - whole))
 
 
 def plan_result(
@@ -161,7 +162,7 @@ def plan_result(
     predicted = plan.peak_bytes
     if report.predicted_peak_bytes is not None:
         # Operator by operator, of what this run really drops.
-        predicted = room.resting_bytes + report.predicted_peak_bytes
+        predicted = room.resting_bytes + room.gradient_bytes + report.predicted_peak_bytes
     measured = report.measured_peak_bytes
     return PlanResult(
         plan.problem["memory_bytes"],

@@ -22,7 +22,12 @@ from memopt.controlled import controlled
 from memopt.execute import find_splits
 from memopt.graph import OpGraph
 from memopt.partition.layers import Layer, LayerModel
-from memopt.partition.roofline import total_operations, training_scale, with_roofline
+from memopt.partition.roofline import (
+    roofline_splits,
+    total_operations,
+    training_scale,
+    with_roofline,
+)
 from memopt.plan import trace, with_costs
 
 
@@ -108,13 +113,13 @@ def _model(
         images.requires_grad_(activation.requires_grad)
         with torch.autocast("cpu", problem.precision, enabled=problem.precision is not None):
             recording = trace(link, (images,))
-        if not problem.is_measured:
-            recording = with_roofline(recording, problem.cluster.device)
-        elif not recordings:  # times of the first size do for all
-            recording = _slowed(with_costs(recording, costs), problem.slowdown)
-        recordings.append(recording)
-        splits = find_splits(recording, costs if problem.is_measured else None)
-        return controlled(recording, splits).graph
+        if problem.is_measured:
+            timed = with_costs(recording, costs) if not recordings else recording
+            recordings.append(timed)  # times of the first size do for all
+            return _slowed(controlled(timed, find_splits(timed, costs)).graph, problem.slowdown)
+        device = problem.cluster.device
+        recordings.append(with_roofline(recording, device))
+        return controlled(recordings[-1], roofline_splits(recordings[-1], device)).graph
 
     model = LayerModel(
         graph_at,
@@ -135,12 +140,9 @@ def _model(
     return one, output.requires_grad_()
 
 
-def _slowed(recording: Recording, slowdown: float) -> Recording:
-    operators = tuple(
-        replace(operator, cost_us=operator.cost_us * slowdown)
-        for operator in recording.graph.operators
-    )
-    return replace(recording, graph=replace(recording.graph, operators=operators))
+def _slowed(graph: OpGraph, slowdown: float) -> OpGraph:
+    operators = tuple(replace(op, cost_us=op.cost_us * slowdown) for op in graph.operators)
+    return replace(graph, operators=operators)
 
 
 def _named(layer: Layer, name: str, scale: float) -> Layer:

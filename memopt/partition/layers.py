@@ -15,17 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from memopt.batch_size import BatchScaling
 from memopt.errors import BudgetTooSmallError
 from memopt.graph import OpGraph, Role, with_loss_bytes
-from memopt.planners.curve import plan_curve
+from memopt.planners.curve import Point, plan_curve
 from memopt.schedule import Schedule
 from memopt.simulate import ScheduleState
 
 ALL_KEPT, CHECKPOINT = "all kept", "checkpoint"
 """Names of the ways that planners of other systems choose from."""
-_SHARES_KEPT = (0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.0)
+# Few do for a layer: a network of many has all mixtures of them.
+_SHARES_KEPT = (0.7, 0.45, 0.2, 0.0)
+_SHARES_OF_PEAK = (0.75,)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class LayerModel:
 
     Args:
         graph_at: the traced and timed step of the layer alone at a number of rows, as
-            `memopt.controlled` gives it. Called for one, two and three times `base_rows`.
+            `memopt.controlled` gives it. Called for `base_rows`, and for twice as many once other
+            rows are asked for.
         input_row_bytes: of one row's input; 0 where it needs no gradient.
         base_rows: rows at which times are taken; they grow with the rows.
 
@@ -88,15 +92,17 @@ class LayerModel:
         input_row_bytes: int,
         base_rows: int,
     ) -> None:
-        self._scaling = BatchScaling(graph_at, base_rows)
+        self._graph_at = graph_at
+        self._base_rows = base_rows
+        self._base_graph = graph_at(base_rows)
         self._name = name
         self._weight_bytes = weight_bytes
         self._input_row_bytes = input_row_bytes
-        self._schedules = self._plan(self._scaling.graph(base_rows))
+        self._schedules = self._plan(self._base_graph)
 
     def at(self, rows: int) -> Layer:
         """The layer at that many rows."""
-        graph = self._scaling.graph(rows)
+        graph = self._base_graph if rows == self._base_rows else self._scaling.graph(rows)
         forward_us = sum(op.cost_us for op in graph.operators if not op.backward)
         backward_us = sum(op.cost_us for op in graph.operators if op.backward)
         output_bytes = _output_bytes(graph)
@@ -116,25 +122,39 @@ class LayerModel:
             (*ways, checkpoint),
         )
 
+    @cached_property
+    def _scaling(self) -> BatchScaling:
+        base = self._base_rows
+
+        def graph_at(rows: int) -> OpGraph:
+            return self._base_graph if rows == base else self._graph_at(rows)
+
+        return BatchScaling(graph_at, base, checked=False)
+
     @staticmethod
     def _plan(graph: OpGraph) -> dict[str, Schedule]:
-        """Schedules from keeping everything to keeping as little as the planner can."""
-        plain = _way(graph, "", Schedule(), _output_bytes(graph))
+        """Schedules from keeping everything to keeping as little as the planner can, by name."""
+        output_bytes = _output_bytes(graph)
+        plain = _way(graph, "", Schedule(), output_bytes)
+        found = {ALL_KEPT: Schedule()}
+
+        def note(points: Sequence[Point], suffix: str = "") -> None:
+            for point in points:
+                if point.schedule is not None and point.schedule not in found.values():
+                    kept = _way(graph, "", point.schedule, output_bytes).kept_bytes
+                    share = kept / max(1, plain.kept_bytes)
+                    found.setdefault(f"{share:.0%} kept{suffix}", point.schedule)
+
         # A loss so large that the moment between forward and backward decides alone.
         loss_bytes = 4 * graph.plain_peak_bytes()
-        at_loss = with_loss_bytes(graph, loss_bytes)
-        resting_bytes = 2 * _output_bytes(graph) + loss_bytes
+        resting_bytes = 2 * output_bytes + loss_bytes
         budgets = [resting_bytes + int(share * plain.kept_bytes) for share in _SHARES_KEPT]
-        found = {ALL_KEPT: Schedule()}
-        for point in plan_curve(at_loss, budgets):
-            if point.schedule is not None and point.schedule.drops:
-                share = (point.budget_bytes - resting_bytes) / max(1, plain.kept_bytes)
-                found.setdefault(f"{share:.0%} kept", point.schedule)
+        note(plan_curve(with_loss_bytes(graph, loss_bytes), budgets))
         # Within the backward pass, too, fewer bytes may be worth their time.
         peak_bytes = graph.plain_peak_bytes()
-        for point in plan_curve(graph, [int(share * peak_bytes) for share in (0.85, 0.7)]):
-            if point.schedule is not None and point.schedule.drops:
-                found.setdefault(f"peak {point.budget_bytes / peak_bytes:.0%}", point.schedule)
+        note(
+            plan_curve(graph, [int(share * peak_bytes) for share in _SHARES_OF_PEAK]), ", low peak"
+        )
         return found
 
 

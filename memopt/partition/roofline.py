@@ -20,6 +20,8 @@ from torch.utils.flop_counter import flop_registry
 
 from memopt.capture import Recording
 from memopt.capture.recording import Call, TensorView, views
+from memopt.controlled import Split
+from memopt.execute import find_splits
 from memopt.partition.cluster import Device
 
 _LAUNCH_US = 5.0  # a kernel's, as CUDA's launch latency is commonly measured
@@ -56,6 +58,23 @@ def with_roofline(recording: Recording, device: Device) -> Recording:
         for operator, call in zip(recording.graph.operators, recording.calls, strict=True)
     )
     return replace(recording, graph=replace(recording.graph, operators=operators))
+
+
+def roofline_splits(recording: Recording, device: Device) -> dict[int, Split]:
+    """Operators whose output is made again by moving bytes alone (BatchNorm), with that time."""
+    graph = recording.graph
+
+    def num_bytes(value: int) -> int:
+        return graph.storages[graph.values[value].storage].size_bytes
+
+    return {
+        number: replace(
+            split,
+            cost_us=_LAUNCH_US
+            + 1e6 * sum(map(num_bytes, (*split.reads, split.remade))) / device.memory_bytes_per_s,
+        )
+        for number, split in find_splits(recording, None).items()
+    }
 
 
 def training_scale(num_operations: float, roofline_sum_us: float, device: Device) -> float:

@@ -12,7 +12,7 @@ from memopt.graph import OpGraph
 from memopt.partition.chain import Chain, Conversion, Option, Stage
 from memopt.partition.cluster import CLUSTERS
 from memopt.partition.layers import Layer, LayerModel
-from memopt.partition.roofline import with_roofline
+from memopt.partition.roofline import roofline_splits, with_roofline
 from memopt.partition.strategies import Setting
 from memopt.partition.strategies.replicated import replicated
 from memopt.plan import trace
@@ -46,8 +46,9 @@ def images(rows: int) -> Tensor:
 
 
 def graph_of(module: nn.Module, example: Tensor) -> OpGraph:
-    recording = with_roofline(trace(module, (example,)), CLUSTERS["v100-32g"].device)
-    return controlled(recording).graph
+    device = CLUSTERS["v100-32g"].device
+    recording = with_roofline(trace(module, (example,)), device)
+    return controlled(recording, roofline_splits(recording, device)).graph
 
 
 def layer_models(net: nn.Sequential, base_rows: int = 2) -> list[LayerModel]:

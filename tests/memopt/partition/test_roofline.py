@@ -10,6 +10,7 @@ from memopt.capture import Recording
 from memopt.partition.cluster import CLUSTERS
 from memopt.partition.roofline import (
     operations,
+    roofline_splits,
     total_operations,
     training_scale,
     with_roofline,
@@ -57,6 +58,15 @@ def test_element_wise_operators_cost_their_bytes(recording: Recording) -> None:
     assert count == 0
     moved = 2 * 4 * (2 * 8 * 100)
     assert us == pytest.approx(LAUNCH_US + 1e6 * moved / DEVICE.memory_bytes_per_s)
+
+
+def test_a_batch_norms_output_is_remade_by_moving_it() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8)).train()
+    found = roofline_splits(trace(net, (torch.empty(2, 4, 10, 10),)), DEVICE)
+    (split,) = found.values()
+    statistics = 4 * 4 * 8  # mean, 1 / deviation, weight, bias
+    moved = 2 * 4 * (2 * 8 * 100) + statistics
+    assert split.cost_us == pytest.approx(LAUNCH_US + 1e6 * moved / DEVICE.memory_bytes_per_s)
 
 
 def test_views_are_free() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from facetrain.command import one_line_errors
 
-_USAGE = """usage:
-  facetrain plan RECIPE --gpus 256 --device v100-32g --ids 10_000_000 [flags]
-      how the step is partitioned over devices, and what it keeps: table, picture, plan.json
-  facetrain plan memory RECIPE [--memory 300MiB] [flags]
-      budgets of the backbone's step on one device, and their cost
+_USAGE = """usage: facetrain plan RECIPE --gpus 256 --device v100-32g --ids 10_000_000 [flags]
+       facetrain plan memory RECIPE [--memory 300MiB] [flags]
+
+  RECIPE         how a step is partitioned over devices, and what it keeps: table, page, plan.json
+  memory RECIPE  budgets of the backbone's step on one device, and their cost
 each with --help"""
 
 
