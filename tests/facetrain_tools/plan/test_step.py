@@ -25,6 +25,19 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "p" / "report.html").is_file()
 
 
+@pytest.mark.slow
+def test_the_recipes_own_batch_and_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """quickstart gives each of its two processes 32 images."""
+    flags = ["--gpus", "2", "--device", "this", "--ids", "200", "--out", str(tmp_path / "p")]
+    assert main(["plan", "quickstart", *flags]) == 0
+    assert "200 identities, 32 images a device" in capsys.readouterr().out
+    content = json.loads((tmp_path / "p" / "plan.json").read_text(encoding="utf-8"))
+    assert content["problem"]["device"] == "this"
+    assert content["problem"]["images_per_device"] == 32
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -31,6 +31,7 @@ from facetrain.this_cluster import measure_cluster
 from facetrain_tools.plan.flags import flags_for
 from facetrain_tools.train import recipe_names
 
+THIS = "this"
 _MOST_DEVICES, _MOST_IDS, _MOST_ROWS = 4096, 10**9, 4096
 
 
@@ -39,7 +40,7 @@ class StepFlags:
     """Plan a recipe's step: its partition over devices, and what it keeps or remakes.
 
     --device is a cluster here: v100-32g, a100-80g, h100-80g, h200, rtx2080ti, a YAML file of yours
-    (facetrain bench cluster writes one), or auto, this machine, measured. --memory is all that a
+    (facetrain bench cluster writes one), or this: this machine, measured. --memory is all that a
     device's tensors may take; default: what it has.
     """
 
@@ -48,7 +49,8 @@ class StepFlags:
     gpus: int = 1
     """Devices of the cluster; processes, on a CPU."""
     batch_per_gpu: int = 0
-    """Images of a step on each device; 0 = --global-batch-size over all."""
+    """Images of a step on each device; 0 = as many as the recipe gives a process, or
+    --global-batch-size over all devices where you give that."""
     fit: str | None = None
     """Find the most that fits: batch (images a device) or ids (identities)."""
     may_change: tuple[str, ...] = ()
@@ -71,6 +73,10 @@ def main(arguments: Sequence[str]) -> int:
     # A recipe's budget is the backbone's alone, for the machine it was written on.
     flags_type = flags_for(name, StepFlags, memory=None)
     flags = parse_flags(flags_type, rest, f"facetrain plan {name}")
+    if not flags.batch_per_gpu and not any(a.startswith("--global-batch-size") for a in rest):
+        config = flags.config
+        rows = -(-config.optim.global_batch_size // config.num_processes)
+        flags = replace(flags, batch_per_gpu=max(2, rows))
     problem = problem_of(flags)
     started = time.perf_counter()
     try:
@@ -120,8 +126,9 @@ def problem_of(flags: StepFlags) -> Problem:
         wrong.append(f"--fit {flags.fit}: must be one of {', '.join(FITS)}")
     if flags.fit is not None and flags.batch_per_gpu == 1:
         wrong.append("--batch-per-gpu 1: BatchNorm needs 2")
-    is_here = flags.config.device in DEVICES
-    config = flags.config if is_here else replace(flags.config, device="auto")
+    is_here = flags.config.device in (THIS, *DEVICES)
+    known = flags.config.device in DEVICES
+    config = flags.config if known else replace(flags.config, device="auto")
     if wrong := wrong + config.problems():
         raise ConfigError(wrong)
     memory_bytes = None if config.memory is None else parse_bytes(config.memory)
