@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--backbone", default="iresnet50")
     parser.add_argument("--ids", type=int, default=100_000)
     parser.add_argument("--rows", type=int, default=8, help="images of a process")
-    parser.add_argument("--share", type=float, default=0.62, help="of the plain step's peak")
+    parser.add_argument("--share", type=float, default=0.8, help="of the plain step's peak")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     world = World.from_environment()
