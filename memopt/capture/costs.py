@@ -16,6 +16,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -122,19 +123,33 @@ class CostTable:
 
 
 def real_arguments(tree: Any) -> Any:
-    """Arguments with tensors that are there: ones, and zeros where they may be indices."""
+    """Arguments with tensors that are there: of mixed signs, and zeros where they may be indices.
+
+    With one sign alone a processor guesses all branches right: PReLU's backward is then 5 times
+    faster than on activations.
+    """
     if isinstance(tree, TensorView):
         num_elements = 1 + sum(
             (size - 1) * stride for size, stride in zip(tree.shape, tree.stride, strict=True)
         )
-        fill = 1 if tree.dtype.is_floating_point else 0
-        memory = torch.full((max(num_elements, 0),), fill, dtype=tree.dtype, device=tree.device)
+        memory = torch.zeros(max(num_elements, 0), dtype=tree.dtype, device=tree.device)
+        if tree.dtype.is_floating_point:
+            block = _mixed_signs().to(tree.device, tree.dtype)
+            repeats = -(-len(memory) // len(block))
+            memory = block.repeat(repeats)[: len(memory)]
         return memory.as_strided(tree.shape, tree.stride)
     if isinstance(tree, tuple):
         return tuple(real_arguments(item) for item in tree)
     if isinstance(tree, dict):
         return {key: real_arguments(item) for key, item in tree.items()}
     return tree
+
+
+@lru_cache(maxsize=1)
+def _mixed_signs() -> torch.Tensor:
+    """Numbers from -1 to 1 in no order."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(2**16, generator=generator).mul_(2).sub_(1)
 
 
 def _environment(device: torch.device) -> str:

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from memopt.capture import Call, CostTable, record
+from memopt.capture.costs import real_arguments
 from memopt.capture.operators import facts
+from memopt.capture.recording import TensorView
 from memopt.errors import MemoptError
 from memopt.graph import Replay
 from tests.memopt.capture import steps
@@ -89,3 +91,13 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
 def test_table_without_a_path_cannot_be_saved() -> None:
     with pytest.raises(MemoptError, match="no path"):
         CostTable().save()
+
+
+def test_operators_are_timed_on_numbers_of_both_signs() -> None:
+    """All of one sign, a processor guesses every branch of PReLU's backward pass right."""
+    view = TensorView(0, (300, 400), (400, 1), 0, torch.float32, torch.device("cpu"))
+    made = real_arguments(view)
+    assert made.shape == (300, 400)
+    assert 0.4 < (made > 0).float().mean() < 0.6
+    indices = TensorView(0, (5,), (1,), 0, torch.int64, torch.device("cpu"))
+    assert real_arguments((indices, {"n": 3}))[0].tolist() == [0] * 5
