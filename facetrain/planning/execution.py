@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -76,7 +76,8 @@ def _plan_here(
 
 
 def _check(config: RunConfig, plan: PlanFile) -> None:
-    if problems := plan.applied(config).problems():
+    # As if its settings were the user's; a user's own beside a plan are refused.
+    if problems := replace(plan.applied(config), plan=None, memory=None).problems():
         raise ConfigError([f"--plan {config.plan}: {problem}" for problem in problems])
 
 

@@ -73,7 +73,7 @@ def _grouped(
     """Classes cut over `group` devices, in as many copies as that leaves."""
     ranks = problem.num_ranks
     whole = group < ranks or micro_batches > 1 or needs_whole_gradient(problem.config)
-    rows = problem.rows // micro_batches * group
+    rows = problem.rows_of_pass(micro_batches) * group
     work = _work(problem, rows, -(-problem.num_classes // group), whole=whole)
     resting = _resting_bytes(problem, work.num_classes, momentum)
     gradient = work.num_classes * work.center_bytes * whole
@@ -111,7 +111,7 @@ def _grouped(
 
 def _gathered(problem: Problem, setting: Setting, micro_batches: int) -> Iterator[Option]:
     """Centers cut over all devices and gathered whole before use, as ZeRO-3 does."""
-    ranks, rows = problem.num_ranks, problem.rows // micro_batches
+    ranks, rows = problem.num_ranks, problem.rows_of_pass(micro_batches)
     work = _work(problem, rows, problem.num_classes, whole=True)
     center_bytes = work.num_classes * work.center_bytes
     everyone = setting.everyone
@@ -134,24 +134,27 @@ def _gathered(problem: Problem, setting: Setting, micro_batches: int) -> Iterato
         )
 
 
-def eager_option(problem: Problem, setting: Setting) -> Option:
+def eager_option(problem: Problem, setting: Setting, micro_batches: int) -> Option:
     """Classes cut over all devices, margin softmax by eager operators, as arcface_torch does.
 
     Not among the options of a search: another kernel, for the gain of ours.
     """
     ranks = problem.num_ranks
-    rows, classes = problem.rows * ranks, -(-problem.num_classes // ranks)
+    rows = problem.rows_of_pass(micro_batches) * ranks
+    classes = -(-problem.num_classes // ranks)
     work = _work(problem, rows, classes, whole=True)
     logits = rows * work.num_classes
     bandwidth = problem.cluster.device.memory_bytes_per_s
     seconds = logits * _EAGER_V100_SECONDS * _EAGER_V100_BYTES_PER_S / bandwidth
-    traffic = _exchange(problem, setting, 1, ranks, 0)
+    traffic = _exchange(problem, setting, micro_batches, ranks, 0)
     resting = _resting_bytes(problem, classes, "fp32")
     gradient = classes * work.center_bytes
     return Option(
         "eager",
         "eager logits",
-        1e6 * seconds + sum(item.us for item in traffic) + setting.optimizer_us(resting / 2),
+        micro_batches * 1e6 * seconds
+        + sum(item.us for item in traffic)
+        + setting.optimizer_us(resting / 2),
         resting_bytes=resting,
         kept_bytes=0,
         work_bytes=logits * _EAGER_BYTES + gradient + 3 * _FLOAT_BYTES * rows * work.size,
@@ -221,7 +224,7 @@ def _exchange(
         "world": setting.everyone,
     }
     exchanges = head_traffic(
-        num_rows=problem.rows // micro_batches * ranks,
+        num_rows=problem.rows_of_pass(micro_batches) * ranks,
         size=config.model.embedding_size,
         world_size=ranks,
         num_classes=problem.num_classes,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from facetrain.backbones import Backbone, Segment, build_backbone
 from facetrain.planning.problem import IMAGE_CHANNELS, Problem
@@ -109,7 +110,8 @@ def _model(
     def graph_at(rows: int) -> OpGraph:
         shape = (rows, *activation.shape[1:])
         layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-        images = torch.empty(shape, dtype=activation.dtype, memory_format=layout)
+        with FakeTensorMode():  # only lends its shape, and may be larger than this machine
+            images = torch.empty(shape, dtype=activation.dtype, memory_format=layout)
         images.requires_grad_(activation.requires_grad)
         with torch.autocast("cpu", problem.precision, enabled=problem.precision is not None):
             recording = trace(link, (images,))

@@ -29,6 +29,8 @@ from facetrain.report import write_atomically
 
 FORMAT, VERSION = "facetrain-plan", 1
 PLAN_FILE = "plan.json"
+_LARGEST_FILE_BYTES = 2**24
+_MOST = 2**62
 _Types = Mapping[str, type | tuple[type, ...]]
 _PROBLEM_TYPES: _Types = {
     "backbone": str,
@@ -204,11 +206,24 @@ def read_plan(path: Path) -> PlanFile:
             of them are named.
     """
     try:
+        # A pipe would wait, and a device has no end.
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise FacetrainError(f"--plan {path}: no regular file; give a plan.json")
+        if path.is_file() and path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise FacetrainError(
+                f"--plan {path}: more than 16 MiB, so not a plan; give a plan.json"
+            )
         content = json.loads(path.read_text(encoding="utf-8"))
+    except FacetrainError:
+        raise
     except OSError as error:
-        raise FacetrainError(f"--plan {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise FacetrainError(f"--plan {path}: no JSON ({error}); make it anew") from None
+        raise FacetrainError(
+            f"--plan {path}: {error.strerror or error}; give a plan.json of facetrain plan, or auto"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FacetrainError(
+            f"--plan {path}: no JSON ({error}); make it anew with facetrain plan"
+        ) from None
     return plan_from(content, f"--plan {path}")
 
 
@@ -234,10 +249,15 @@ def plan_from(content: Any, where: str) -> PlanFile:
         wrong += [
             f"{part}.{name}"
             for name, kind in types.items()
-            if not isinstance(values.get(name), kind) or isinstance(values.get(name), bool)
+            if not isinstance(values.get(name), kind) or not _is_sound(values[name])
         ]
+        if part == "settings":
+            # What training would not do must not look as if it did.
+            wrong += [f"{part}.{name} (unknown)" for name in values if name not in types]
     if wrong:
-        raise FacetrainError(f"{where}: {', '.join(wrong)} missing or of a wrong type; {again}")
+        raise FacetrainError(
+            f"{where}: {', '.join(wrong)} missing, of a wrong type or out of range; {again}"
+        )
     predicted = content["predicted"]
     return PlanFile(
         content["problem"],
@@ -245,3 +265,14 @@ def plan_from(content: Any, where: str) -> PlanFile:
         float(predicted["step_us"]),
         predicted["peak_bytes"],
     )
+
+
+def _is_sound(value: Any) -> bool:
+    """Whether a value can be one of a plan: text, names, or a number of at least 0."""
+    if isinstance(value, list):
+        return all(isinstance(item, str) for item in value)
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, (int, float)):
+        return 0 <= value < _MOST  # not of nan
+    return True

@@ -51,6 +51,10 @@ class Problem:
     def num_ranks(self) -> int:
         return self.cluster.num_devices
 
+    def rows_of_pass(self, micro_batches: int) -> int:
+        """Images of a device in the largest of so many micro-batches."""
+        return -(-self.rows // micro_batches)
+
     @property
     def state_ratio(self) -> float:
         """Bytes of the backbone's optimizer state to a byte of weights."""
@@ -82,14 +86,16 @@ def named_problem(
         cluster = find_cluster(device, num_devices)
     except MemoptError as error:
         raise FacetrainError(f"--device {device}: {error}") from error
-    return Problem(
-        config,
-        cluster,
-        num_classes,
-        rows or rows_of(config, num_devices),
-        cluster.device.memory_bytes if memory_bytes is None else memory_bytes,
-        None if config.precision == "fp32" else torch.bfloat16,
-        may_change=tuple(may_change),
+    return _checked(
+        Problem(
+            config,
+            cluster,
+            num_classes,
+            rows or rows_of(config, num_devices),
+            cluster.device.memory_bytes if memory_bytes is None else memory_bytes,
+            None if config.precision == "fp32" else torch.bfloat16,
+            may_change=tuple(may_change),
+        )
     )
 
 
@@ -105,18 +111,37 @@ def measured_problem(
 ) -> Problem:
     """A step on this machine, whose operators are timed; arguments as of `named_problem`."""
     shared = device.type == "cpu"
-    return Problem(
-        config,
-        cluster,
-        num_classes,
-        rows or rows_of(config, cluster.num_devices),
-        cluster.device.memory_bytes if memory_bytes is None else memory_bytes,
-        choose_precision(config.precision, device),
-        is_measured=True,
-        on_gpu=not shared,
-        slowdown=max(1.0, cluster.num_devices / usable_cpus()) if shared else 1.0,
-        may_change=tuple(may_change),
+    return _checked(
+        Problem(
+            config,
+            cluster,
+            num_classes,
+            rows or rows_of(config, cluster.num_devices),
+            cluster.device.memory_bytes if memory_bytes is None else memory_bytes,
+            choose_precision(config.precision, device),
+            is_measured=True,
+            on_gpu=not shared,
+            slowdown=max(1.0, cluster.num_devices / usable_cpus()) if shared else 1.0,
+            may_change=tuple(may_change),
+        )
     )
+
+
+def _checked(problem: Problem) -> Problem:
+    """The problem.
+
+    Raises:
+        FacetrainError: BatchNorm would see a single image.
+    """
+    parts = problem.config.optim.micro_batches
+    if problem.rows < 2 * parts:
+        cut = f" in --micro-batches {parts}" if parts > 1 else ""
+        raise FacetrainError(
+            f"{problem.rows} images a device{cut}: BatchNorm needs 2 at a time; give "
+            f"--batch-per-gpu {2 * parts} or more"
+            + (", or fewer --micro-batches" if parts > 1 else "")
+        )
+    return problem
 
 
 def rows_of(config: RunConfig, num_devices: int) -> int:

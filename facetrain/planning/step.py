@@ -106,15 +106,12 @@ class Planner:
 
     def compare(self) -> dict[str, Found | MemoptError]:
         """What other strategies make of the same chain, and arcface_torch's kernel of its own."""
-        chain, budget = self.chain(1), self.problem.memory_bytes
+        micro_batches = self.problem.config.optim.micro_batches
+        chain = self.chain(micro_batches)
+        budget = self.problem.memory_bytes
         rows: dict[str, Found | MemoptError] = {}
-        eager = replace(
-            chain,
-            stages=(
-                *chain.stages[:-1],
-                Stage("loss", (eager_option(self.problem, self.setting()),)),
-            ),
-        )
+        loss = Stage("loss", (eager_option(self.problem, self.setting(), micro_batches),))
+        eager = replace(chain, stages=(*chain.stages[:-1], loss))
         eager_rule = partial(fastest, layers="replicated", ways=[ALL_KEPT], loss=["eager"])
         for name, one_chain, rule in (
             (EAGER, eager, eager_rule),
@@ -164,7 +161,7 @@ class Planner:
 
     def _make_chain(self, micro_batches: int) -> Chain:
         problem, setting = self.problem, self.setting()
-        rows = problem.rows // micro_batches
+        rows = problem.rows_of_pass(micro_batches)
         layers = [_repeated(layer, micro_batches) for layer in self.backbone.at(rows)]
         stages = [
             Stage(

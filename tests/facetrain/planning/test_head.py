@@ -72,7 +72,7 @@ def test_what_the_user_fixed_stays() -> None:
 
 def test_eager_logits_by_the_published_fit() -> None:
     one = planner(problem())
-    option = eager_option(one.problem, one.setting())
+    option = eager_option(one.problem, one.setting(), 1)
     logits = ROWS * DEVICES * (CLASSES // DEVICES)
     assert option.work_bytes >= 27 * logits
     # 0.7 ns a logit where memory moves 0.9 TB/s

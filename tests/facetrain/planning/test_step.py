@@ -67,6 +67,20 @@ def test_micro_batches_only_where_they_are_allowed() -> None:
     assert cut.outcome.peak_bytes <= least - 200_000
 
 
+def test_micro_batches_that_the_run_has_are_everybodys() -> None:
+    """Gradients of the first are there from the start: weights, momentum and gradients rest."""
+    config = replace(CONFIG, optim=OptimConfig(micro_batches=2))
+    one = planner(problem(num_classes=500, rows=64, config=config))
+    empirical = one.compare()["empirical best"]
+    assert isinstance(empirical, Found)
+    centers = -(-500 // 16) * 128 * 4
+    weights = one.backbone.weight_bytes
+    assert empirical.outcome.weight_bytes == 3 * weights + 2 * centers
+    best, _, micro_batches = one.best()
+    assert micro_batches == 2
+    assert best.outcome.time_us <= 1.01 * empirical.outcome.time_us
+
+
 def test_momentum_in_bf16_only_where_it_is_allowed() -> None:
     def momenta(may_change: tuple[str, ...]) -> set[object]:
         one = planner(problem(may_change=may_change))
