@@ -330,6 +330,16 @@ class RunConfig:
             )
         if optim.zero_keeps and optim.zero_stage != 3:
             found.append(f"--zero-keeps {' '.join(optim.zero_keeps)}: is for --zero-stage 3")
+        if self.plan is not None:
+            found += [
+                f"--{flag} {value}: a plan chooses it; leave it out, or the plan"
+                for flag, value in (
+                    ("zero-stage", optim.zero_stage),
+                    ("zero-keeps", " ".join(optim.zero_keeps)),
+                    ("head-ranks", head.head_ranks),
+                )
+                if value
+            ]
         if self.memory is not None and self.plan is None and optim.zero_stage >= 2:
             found.append(
                 f"--memory {self.memory}: plans whole weights; use --zero-stage 0 or 1 with it"

@@ -33,10 +33,10 @@ def fit(what: str, problem: Problem, backbone: BackboneModel | None = None) -> P
             return replace(problem, rows=number)
         return replace(problem, num_classes=number)
 
-    least = _LEAST_ROWS if what == "batch" else 1
+    least = _LEAST_ROWS * problem.config.optim.micro_batches if what == "batch" else 1
     number = largest(lambda n: Planner(with_number(n), traced).fits(), least)
     if number == 0:
-        one = "a batch of 2 images a device" if what == "batch" else "one identity"
+        one = f"a batch of {least} images a device" if what == "batch" else "one identity"
         raise FacetrainError(
             f"--fit {what}: not even {one} fits; use more or larger devices, or a smaller backbone"
         )

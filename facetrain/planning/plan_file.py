@@ -232,7 +232,7 @@ def plan_from(content: Any, where: str) -> PlanFile:
     again = "make it anew with facetrain plan"
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise FacetrainError(f"{where}: not a plan; {again}")
-    if content.get("version") != VERSION:
+    if content.get("version") != VERSION or content["version"] is True:
         raise FacetrainError(
             f"{where}: a plan of version {content.get('version')}, expected {VERSION}; {again}"
         )
@@ -251,12 +251,15 @@ def plan_from(content: Any, where: str) -> PlanFile:
             for name, kind in types.items()
             if not isinstance(values.get(name), kind) or not _is_sound(values[name])
         ]
+        if part == "problem":
+            # A plan for nobody, or for no memory, is none.
+            wrong += [f"{part}.{name}" for name in types if values.get(name) == 0]
         if part == "settings":
             # What training would not do must not look as if it did.
-            wrong += [f"{part}.{name} (unknown)" for name in values if name not in types]
+            wrong += [f"{part}.{name}" for name in values if name not in types]
     if wrong:
         raise FacetrainError(
-            f"{where}: {', '.join(wrong)} missing, of a wrong type or out of range; {again}"
+            f"{where}: {', '.join(wrong)} missing, unknown or of a wrong type or range; {again}"
         )
     predicted = content["predicted"]
     return PlanFile(

@@ -146,7 +146,8 @@ class Planner:
         if "micro-batches" not in self.problem.may_change:
             return (allowed,)
         rows = self.problem.rows
-        return [m for m in _MICRO_BATCHES if m >= allowed and rows % m == 0 and rows // m >= 2]
+        more = [m for m in _MICRO_BATCHES if m > allowed and rows % m == 0 and rows // m >= 2]
+        return [allowed, *more]
 
     def _fronts(self, micro_batches: int) -> list[tuple[str, Front]]:
         chain = self.chain(micro_batches)

@@ -21,6 +21,7 @@ All problems of a file are reported at once.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -31,6 +32,9 @@ from memopt.partition.cluster import Cluster, Device, Link
 from memopt.units import parse_bytes
 
 _LARGEST_FILE_BYTES = 2**20
+_MOST_PROBLEMS = 20
+_LARGEST_RATE, _LARGEST_US = 1e30, 1e9  # beyond them times are no finite numbers
+_RATES = "a number from 1 to 1e30"
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -43,6 +47,9 @@ def read_cluster(path: Path) -> Cluster:
     import yaml
 
     try:
+        # A pipe would wait, and a device has no end.
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise MemoptError(f"{path}: no regular file; must be a description of a cluster")
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             raise MemoptError(f"{path}: more than 1 MiB; must be a short description of a cluster")
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -56,7 +63,10 @@ def read_cluster(path: Path) -> Cluster:
     reader = _Reader()
     cluster = reader.cluster(content)
     if cluster is None:
-        raise MemoptError(f"{path}: {'; '.join(reader.problems)}")
+        problems = reader.problems[:_MOST_PROBLEMS]
+        if more := len(reader.problems) - len(problems):
+            problems.append(f"and {more:,} more")
+        raise MemoptError(f"{path}: {'; '.join(problems)}")
     return cluster
 
 
@@ -111,7 +121,7 @@ class _Reader:
             if not isinstance(text, str):
                 self._problem(f"device.{field}", text, "text")
         half_per_s, fp32_per_s, memory_per_s, peak_per_s = (
-            self._number(f"device.{field}", values.get(field), _positive, "a number above 0")
+            self._number(f"device.{field}", values.get(field), _rate, _RATES)
             for field in ("half_per_s", "fp32_per_s", "memory_bytes_per_s", "peak_half_per_s")
         )
         memory = self._bytes("device.memory_bytes", values.get("memory_bytes"))
@@ -135,8 +145,8 @@ class _Reader:
         latency = values.get("latency_us")
         speed, half = values.get("bytes_per_s"), values.get("half_bytes")
         return Link(
-            self._number(f"{where}.latency_us", latency, _not_negative, "a number of at least 0"),
-            self._number(f"{where}.bytes_per_s", speed, _positive, "a number above 0"),
+            self._number(f"{where}.latency_us", latency, _latency, "a number from 0 to 1e9"),
+            self._number(f"{where}.bytes_per_s", speed, _rate, _RATES),
             self._bytes(f"{where}.half_bytes", half, at_least=0.0),
         )
 
@@ -148,7 +158,8 @@ class _Reader:
         """The fields of one section; those missing and unknown are noted."""
         known = [field.name for field in fields(kind)]
         if not isinstance(content, dict):
-            self._problem(where or "the file", content, f"fields {', '.join(known)}")
+            what = where or ("the file" if content is not None else "the empty file")
+            self._problem(what, content, f"fields {', '.join(known)}")
             return {}
         dot = f"{where}." if where else ""
         for name in known:
@@ -208,16 +219,17 @@ def _as_number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    # Not repr: aliases make a few lines into more than memory holds.
+    text = " ".join(reprlib.repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _positive(number: float) -> bool:
-    return number > 0
+def _rate(number: float) -> bool:
+    return 1 <= number <= _LARGEST_RATE
 
 
-def _not_negative(number: float) -> bool:
-    return number >= 0
+def _latency(number: float) -> bool:
+    return 0 <= number <= _LARGEST_US
 
 
 def _share(number: float) -> bool:

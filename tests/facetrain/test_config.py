@@ -204,3 +204,16 @@ def test_the_defaults_are_fine_and_plain_json() -> None:
 
     assert RunConfig().check() == RunConfig()
     assert json.loads(json.dumps(RunConfig().to_dict()))["optim"]["momentum"] == 0.9
+
+
+def test_what_a_plan_chooses_is_not_said_beside_it() -> None:
+    config = RunConfig(
+        head=HeadConfig(head_ranks=2),
+        optim=OptimConfig(zero_stage=3, zero_keeps=("head",)),
+        plan="auto",
+    )
+    assert [problem.split(":")[0] for problem in config.problems()] == [
+        "--zero-stage 3",
+        "--zero-keeps head",
+        "--head-ranks 2",
+    ]

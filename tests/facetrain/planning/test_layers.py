@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from facetrain.backbones import build_backbone
-from facetrain.planning.layers import empty_backbone
+from facetrain.planning.layers import BackboneModel, empty_backbone
 from memopt.controlled import controlled
 from memopt.partition.chain import outcome
 from memopt.plan import trace
@@ -48,3 +48,9 @@ def test_times_reach_the_published_rate() -> None:
     count = sum(model.num_operations for model in backbone()._models)
     rate = one.cluster.device.training_per_s
     assert total_us == pytest.approx(1e6 * count / rate)
+
+
+def test_a_batch_larger_than_this_machine_is_planned() -> None:
+    """2**22 images are 630 GB; only shapes are made."""
+    one = problem(num_devices=1, num_classes=2, rows=2**22)
+    assert BackboneModel(one).at(one.rows)[0].output_bytes > 2**39

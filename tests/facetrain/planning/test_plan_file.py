@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,11 +83,12 @@ def test_layers_that_keep_their_gathered_weights_are_named(plan: StepPlan) -> No
     ("text", "said"),
     [
         ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ("[1, 2]", "not a plan"),
         ('{"format": "facetrain-plan", "version": 99}', "a plan of version 99, expected 1"),
         (
             '{"format": "facetrain-plan", "version": 1}',
-            "problem, settings, predicted missing or of a wrong type",
+            "problem, settings, predicted missing, unknown or of a wrong type or range",
         ),
     ],
 )
@@ -107,6 +110,39 @@ def test_every_wrong_field_is_named(content: dict[str, Any], tmp_path: Path) -> 
     with pytest.raises(
         FacetrainError, match=r"problem.devices, settings.zero_stage, predicted.peak_bytes missing"
     ):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("predicted", "step_us", float("nan")),
+        ("predicted", "step_us", 10**400),
+        ("predicted", "peak_bytes", -1),
+        ("predicted", "peak_bytes", 10**400),
+        ("problem", "memory_bytes", 0),
+        ("settings", "chunk_rows", -1),
+        ("settings", "zero_keeps", [["head"]]),
+        ("settings", "margin", "cosface"),
+    ],
+)
+def test_values_that_no_plan_has(
+    content: dict[str, Any], part: str, name: str, value: Any, tmp_path: Path
+) -> None:
+    content[part][name] = value
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(FacetrainError, match=rf"plan.json: {part}\.{name} "):
+        read_plan(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_not_waited_for(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    make(path)
+    with pytest.raises(FacetrainError, match=r"plan\.json: no regular file"):
         read_plan(path)
 
 

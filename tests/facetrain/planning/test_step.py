@@ -128,3 +128,10 @@ def test_what_fits_fits_and_a_little_more_does_not(what: str) -> None:
     more = int(changed * 1.03) + 1
     beyond = replace(found, rows=more) if what == "batch" else replace(found, num_classes=more)
     assert not planner(beyond).fits()
+
+
+def test_micro_batches_that_the_run_has_stay_a_choice() -> None:
+    """3 of 9 images; no number of our own is larger and cuts them evenly."""
+    config = replace(CONFIG, optim=OptimConfig(micro_batches=3))
+    one = planner(replace(problem(rows=9), config=config, may_change=("micro-batches",)))
+    assert one.best()[2] == 3

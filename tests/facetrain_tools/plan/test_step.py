@@ -44,6 +44,11 @@ def test_the_recipes_own_batch_and_this_machine(
         (["--device", "v100"], "--device v100: cluster 'v100': must be one of v100-32g, a100-80g"),
         (["--gpus", "0"], "--gpus 0: must be from 1 to 4096"),
         (["--ids", "0"], "--ids 0: must be from 1 to 1000000000"),
+        (["--batch-per-gpu", "1"], "--batch-per-gpu 1: BatchNorm needs 2"),
+        (["--micro-batches", "4"], "4 images a device in --micro-batches 4: BatchNorm needs 2 at"),
+        (["--zero-stage", "3"], "--zero-stage 3: a plan chooses it"),
+        (["--head-ranks", "2"], "--head-ranks 2: a plan chooses it"),
+        (["--device", "cpu", "--gpus", "999"], "--gpus 999: this machine can be measured with 1"),
         (["--fit", "gpus"], "--fit gpus: must be one of batch, ids"),
         (["--may-change", "batch"], "--may-change batch: must be of micro-batches, momentum"),
         (["--memory", "1XB"], "--memory 1XB: "),
@@ -71,3 +76,9 @@ def test_the_recipe_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "name a recipe first" in capsys.readouterr().err
     assert main(["plan"]) == 0
     assert "facetrain plan memory RECIPE" in capsys.readouterr().out
+
+
+def test_a_fit_of_identities_needs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--device", "rtx2080ti", "--batch-per-gpu", "4", "--fit", "ids", "--memory", "30MiB"]
+    assert main(["plan", "quickstart", *flags, "--out", str(tmp_path / "p")]) == 0
+    assert "largest that fits: " in capsys.readouterr().out

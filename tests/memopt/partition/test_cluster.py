@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,7 +107,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert "\n" not in message
     for part in (
         f"{path}: ",
-        "device.half_per_s 'fast': must be a number above 0",
+        "device.half_per_s 'fast': must be a number from 1 to 1e30",
         "device.training_share 23: must be above 0 and at most 1",
         "device.memory_bytes '30.5G': must be bytes",
         "devices_per_node 0: must be a whole number from 1",
@@ -118,7 +120,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the file None: must be fields device"),
+        ("", "the empty file None: must be fields device"),
         ("[1, 2]", "must be fields"),
         ("a: [", "is no YAML"),
         ("device: 3\ndevices_per_node: 1\nintra: x\noverlap: .nan", "device 3: must be fields"),
@@ -164,3 +166,23 @@ def test_the_readmes_file_is_one(tmp_path: Path) -> None:
     cluster = find_cluster(str(path), 256)
     assert cluster.num_nodes == 32
     assert cluster.device.memory_bytes == 30_500_000_000
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_not_waited_for(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "c.yaml"
+    make(path)
+    with pytest.raises(MemoptError, match=r"c\.yaml: no regular file"):
+        read_cluster(path)
+
+
+def test_aliases_of_aliases_are_told_in_few_words(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    levels = ["device: &l0 [x, x, x, x, x, x, x, x, x]"]
+    levels += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 30)]
+    path.write_text("\n".join([*levels, "overlap: *l29"]), encoding="utf-8")
+    with pytest.raises(MemoptError, match=r"and 13 more") as error:
+        read_cluster(path)
+    assert len(str(error.value)) < 4000

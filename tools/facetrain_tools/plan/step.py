@@ -20,6 +20,7 @@ from facetrain.config import DEVICES, FlatRunConfig, RunConfig
 from facetrain.device import device_for
 from facetrain.distributed import World
 from facetrain.distributed.cpus import usable_cpus
+from facetrain.distributed.launch import most_processes
 from facetrain.errors import ConfigError, FacetrainError
 from facetrain.memory import MemoptError, parse_bytes
 from facetrain.planning.fit import FITS, fit
@@ -45,7 +46,7 @@ class StepFlags:
     """
 
     ids: int = 0
-    """Identities C."""
+    """Identities C; not needed with --fit ids."""
     gpus: int = 1
     """Devices of the cluster; processes, on a CPU."""
     batch_per_gpu: int = 0
@@ -113,7 +114,7 @@ def problem_of(flags: StepFlags) -> Problem:
         for name, value, least, most in (
             ("gpus", flags.gpus, 1, _MOST_DEVICES),
             ("batch-per-gpu", flags.batch_per_gpu, 0, _MOST_ROWS),
-            ("ids", flags.ids, 1, _MOST_IDS),
+            ("ids", flags.ids, int(flags.fit != "ids"), _MOST_IDS),
         )
         if not least <= value <= most
     ]
@@ -124,12 +125,13 @@ def problem_of(flags: StepFlags) -> Problem:
     ]
     if flags.fit is not None and flags.fit not in FITS:
         wrong.append(f"--fit {flags.fit}: must be one of {', '.join(FITS)}")
-    if flags.fit is not None and flags.batch_per_gpu == 1:
+    if flags.batch_per_gpu == 1:
         wrong.append("--batch-per-gpu 1: BatchNorm needs 2")
     is_here = flags.config.device in (THIS, *DEVICES)
     known = flags.config.device in DEVICES
     config = flags.config if known else replace(flags.config, device="auto")
-    if wrong := wrong + config.problems():
+    # What the plan decides is refused as training with a plan refuses it.
+    if wrong := wrong + replace(config, plan=THIS).problems():
         raise ConfigError(wrong)
     memory_bytes = None if config.memory is None else parse_bytes(config.memory)
     if not is_here:
@@ -137,13 +139,18 @@ def problem_of(flags: StepFlags) -> Problem:
             config,
             flags.config.device,
             flags.gpus,
-            flags.ids,
+            max(1, flags.ids),
             rows=flags.batch_per_gpu,
             memory_bytes=memory_bytes,
             may_change=flags.may_change,
         )
     device, _ = device_for(config.device, World.from_environment())
     if device.type == "cpu":
+        if flags.gpus > (most := most_processes()):
+            raise FacetrainError(
+                f"--gpus {flags.gpus}: this machine can be measured with 1 to {most} processes; "
+                "give a larger cluster as --device, by name or as a file"
+            )
         torch.set_num_threads(max(1, usable_cpus() // flags.gpus))
     print(f"measuring this machine with {flags.gpus} processes", file=sys.stderr)
     cluster = measure_cluster(flags.gpus, device.type)
@@ -151,7 +158,7 @@ def problem_of(flags: StepFlags) -> Problem:
         config,
         cluster,
         device,
-        flags.ids,
+        max(1, flags.ids),
         rows=flags.batch_per_gpu,
         memory_bytes=memory_bytes,
         may_change=flags.may_change,
