@@ -259,7 +259,8 @@ class RunConfig:
         choice("center-momentum", head.center_momentum, ("fp32", "bf16"))
         norm = head.max_center_gradient_norm
         allow("max-center-gradient-norm", norm, norm >= 0, "0 (never) or more")
-        allow("head-ranks", head.head_ranks, head.head_ranks >= 0, "0 (all processes) or more")
+        ranks = head.head_ranks
+        allow("head-ranks", ranks, 0 <= ranks <= 2**16, "0 (all processes) or at most 65536")
         choice("optimizer", optim.optimizer, OPTIMIZERS)
         allow("epochs", optim.epochs, optim.epochs > 0, "above 0")
         batch = optim.global_batch_size

@@ -217,3 +217,10 @@ def test_what_a_plan_chooses_is_not_said_beside_it() -> None:
         "--zero-keeps head",
         "--head-ranks 2",
     ]
+
+
+@pytest.mark.parametrize("ranks", [-1, 10**9])
+def test_ranks_of_a_copy_that_no_run_has(ranks: int) -> None:
+    """Classes are cut into as many parts before a process is asked."""
+    (problem,) = RunConfig(head=HeadConfig(head_ranks=ranks)).problems()
+    assert problem.startswith(f"--head-ranks {ranks}: must be 0 (all processes) or at most")
