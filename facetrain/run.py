@@ -94,13 +94,15 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         if device_note:
             log.say(device_note)
         if first:
-            write_atomically(folder / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
+            write_config(folder, config)
         # What may not fit, or not match, comes before what takes long.
         precision = choose_precision(config.precision, device)
         plan, room = None, None
         if config.plan is not None:
             plan = plan_of_run(config, len(source.identities), communicator, device)
             config = plan.applied(config)
+            if first:
+                write_config(folder, config)
             log.say(f"--plan {config.plan}: {plan.describe()}")
         head = build_head(config, len(source.identities), precision, communicator, world)
         log.say(describe_head(head, config.optim.largest_micro_batch))
@@ -202,6 +204,11 @@ def train(config: RunConfig, source: FaceSource, task: EvaluationTask, *, pca: b
         on_first_rank(communicator, write_results)
     communicator.close()
     return folder
+
+
+def write_config(folder: Path, config: RunConfig) -> None:
+    """Write config.json: the run's settings as they are, a plan's decisions included."""
+    write_atomically(folder / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
 
 
 def build_initial_backbone(config: RunConfig, device: torch.device) -> Backbone:

@@ -63,6 +63,7 @@ def test_a_plan_made_here_holds_its_memory_and_changes_nothing(mini_lfw: MiniLfw
     assert share == pytest.approx(1.0, abs=0.05)
     # The same way through the head, nothing dropped: the same losses, to the bit.
     losses, planned_for = _losses(mini_lfw), _results(mini_lfw)["config"]
+    assert json.loads((mini_lfw.root / "run" / "config.json").read_text()) == planned_for
     (mini_lfw.root / "run").rename(mini_lfw.root / "planned")
     ranks = str(planned_for["head"]["head_ranks"])
     schedule = planned_for["head"]["head_schedule"]
