@@ -16,7 +16,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from memopt.graph import Replay
 
 _FORMAT, _VERSION = "memopt-costs", 1
 _ENOUGH_SECONDS = 0.1
+_NUM_MIXED = 2**16
 
 
 class CostTable:
@@ -133,10 +133,8 @@ def real_arguments(tree: Any) -> Any:
             (size - 1) * stride for size, stride in zip(tree.shape, tree.stride, strict=True)
         )
         memory = torch.zeros(max(num_elements, 0), dtype=tree.dtype, device=tree.device)
-        if tree.dtype.is_floating_point:
-            block = _mixed_signs().to(tree.device, tree.dtype)
-            repeats = -(-len(memory) // len(block))
-            memory = block.repeat(repeats)[: len(memory)]
+        if tree.dtype.is_floating_point and tree.dtype.itemsize > 1:  # none of 8 bits
+            _mix_signs(memory)
         return memory.as_strided(tree.shape, tree.stride)
     if isinstance(tree, tuple):
         return tuple(real_arguments(item) for item in tree)
@@ -145,11 +143,13 @@ def real_arguments(tree: Any) -> Any:
     return tree
 
 
-@lru_cache(maxsize=1)
-def _mixed_signs() -> torch.Tensor:
-    """Numbers from -1 to 1 in no order."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(2**16, generator=generator).mul_(2).sub_(1)
+def _mix_signs(memory: torch.Tensor) -> None:
+    """Fills it with numbers from -1 to 1 in no order; long ones with the same again and again."""
+    generator = torch.Generator(memory.device).manual_seed(0)
+    block = memory[:_NUM_MIXED].uniform_(-1.0, 1.0, generator=generator)
+    for start in range(len(block), len(memory), _NUM_MIXED):
+        part = memory[start : start + _NUM_MIXED]
+        part.copy_(block[: len(part)])
 
 
 def _environment(device: torch.device) -> str:

@@ -65,9 +65,11 @@ def test_a_plan_made_here_holds_its_memory_and_changes_nothing(mini_lfw: MiniLfw
     losses, planned_for = _losses(mini_lfw), _results(mini_lfw)["config"]
     assert json.loads((mini_lfw.root / "run" / "config.json").read_text()) == planned_for
     (mini_lfw.root / "run").rename(mini_lfw.root / "planned")
-    ranks = str(planned_for["head"]["head_ranks"])
-    schedule = planned_for["head"]["head_schedule"]
-    more = ["--head-ranks", ranks, "--head-schedule", schedule]
+    more = [
+        text
+        for name in ("head_ranks", "head_schedule", "chunk_rows", "tile_classes")
+        for text in (f"--{name.replace('_', '-')}", str(planned_for["head"][name]))
+    ]
     plain = _run(mini_lfw.flags(*more, num_processes=2), mini_lfw.root)
     assert plain.returncode == 0, plain.stderr
     assert _results(mini_lfw)["memory"][0]["num_dropped"] == 0
