@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from facetrain.optim import LrSchedule
 from facetrain.preprocessing import Preprocessing
 from facetrain.run_log import RunLog, read_metrics
 from facetrain.trainer import Components, Trainer, TrainingOutcome
+from facetrain_datasets.identity_dataset import FaceBatch
 from tests.ranks import raise_first, run_ranks
 
 BATCH, STEPS, CLASSES, SIZE = 12, 6, 5, 8
@@ -51,20 +51,9 @@ class Tiny(Backbone):
         return [Segment("all", run, (self.convolution, self.norm, self.projection))]
 
 
-@dataclass
-class TinyBatch:
-    images: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
-    skipped: list[str]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
 def _batches(
     communicator: Communicator, micro_batches: int, start: int, spoiled_step: int | None
-) -> Iterator[TinyBatch]:
+) -> Iterator[FaceBatch]:
     """This rank's parts of a stream that depends on the step only."""
     for step in range(start, STEPS):
         generator = torch.Generator().manual_seed(step)
@@ -76,7 +65,7 @@ def _batches(
             skipped = []
             if step == spoiled_step and communicator.rank == 0:
                 own, skipped = own[2:], ["a.jpg: cut", "b.jpg: cut"]
-            yield TinyBatch(images[own], labels[own], step * BATCH + own, skipped)
+            yield FaceBatch(images[own], labels[own], step * BATCH + own, skipped)
 
 
 def _trainer(
@@ -391,7 +380,7 @@ def test_a_run_that_stays_not_finite_ends_with_advice(
 def _interrupted(communicator: Communicator, folder: Path) -> TrainingOutcome:
     trainer = _trainer(communicator, folder)
 
-    def batches() -> Iterator[TinyBatch]:
+    def batches() -> Iterator[FaceBatch]:
         for number, batch in enumerate(_batches(communicator, 1, 0, None)):
             if number == 2 and communicator.rank == communicator.world_size - 1:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -424,13 +413,13 @@ def test_a_run_whose_images_all_vanish_ends_with_advice_and_keeps_its_checkpoint
     communicator = SingleCommunicator()
     trainer = _trainer(communicator, tmp_path)
 
-    def batches() -> Iterator[TinyBatch]:
+    def batches() -> Iterator[FaceBatch]:
         for number, batch in enumerate(_batches(communicator, 1, 0, None)):
             if number < 3:
                 yield batch
             else:
                 none = torch.arange(0)
-                yield TinyBatch(batch.images[none], batch.labels[none], none, ["gone"] * BATCH)
+                yield FaceBatch(batch.images[none], batch.labels[none], none, ["gone"] * BATCH)
 
     with (
         trainer._parts.log,

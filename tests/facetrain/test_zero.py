@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +22,18 @@ from facetrain.distributed import Communicator, SingleCommunicator
 from facetrain.errors import FacetrainError
 from facetrain.head import build_center_optimizer, needs_whole_gradient
 from facetrain.margins import build_margin
-from facetrain.memory import MemoptError, MemoryManager
+from facetrain.memory import MemoryManager
 from facetrain.optim import LrSchedule
 from facetrain.preprocessing import Preprocessing
 from facetrain.run_log import RunLog
 from facetrain.stop_request import StopRequest
 from facetrain.trainer import Components, Trainer
-from facetrain.zero import backbone_update, check_zero_stage
-from memopt.capture import CostTable
+from facetrain.zero import check_zero_stage
+from facetrain_datasets.identity_dataset import FaceBatch
 from tests.ranks import needs_horovod, raise_first, run_ranks
 
 SIZE, CLASSES, SCALE, STEPS = 8, 5, 8.0, 2
 OPTIM = OptimConfig(epochs=1, lr=1.0, momentum=0.9, weight_decay=0.01, max_gradient_norm=2.0)
-
-
-@dataclass
-class Rows:
-    """A micro-batch of a rank."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
-    skipped: list[str]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 class Block(nn.Module):
@@ -96,7 +83,7 @@ def _backbone(name: str) -> Backbone:
     return backbone.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload,no-any-return]
 
 
-def _batch(step: int, rows: list[list[int]]) -> list[list[Rows]]:
+def _batch(step: int, rows: list[list[int]]) -> list[list[FaceBatch]]:
     """Of one step, [micro-batch][rank]."""
     generator = torch.Generator().manual_seed(step)
     number, parts = 0, []
@@ -107,12 +94,12 @@ def _batch(step: int, rows: list[list[int]]) -> list[list[Rows]]:
                 0, 256, (count, 3, 112, 112), generator=generator, dtype=torch.uint8
             )
             labels = torch.randint(CLASSES, (count,), generator=generator)
-            parts[-1].append(Rows(images, labels, torch.arange(count) + number, []))
+            parts[-1].append(FaceBatch(images, labels, torch.arange(count) + number, []))
             number += count
     return parts
 
 
-def _batches(rank: int, rows: list[list[int]], start: int) -> Iterator[Rows]:
+def _batches(rank: int, rows: list[list[int]], start: int) -> Iterator[FaceBatch]:
     for step in range(start, STEPS):
         for part in _batch(step, rows):
             yield part[rank]
@@ -422,70 +409,3 @@ def test_one_process_has_nothing_to_shard(tmp_path: Path) -> None:
     trainer = _trainer(SingleCommunicator(), tmp_path, RunConfig(optim=STAGES["3"]))
     assert trainer.describe_update() is None
     assert trainer.trained_backbone() is trainer._parts.backbone
-
-
-def _with_budgets(
-    communicator: Communicator, budget_bytes: dict[str, int], stage: int, accumulates: bool
-) -> dict[str, Any]:
-    """Two passes of a real backbone with and without a budget for each of some blocks."""
-    found: dict[str, Any] = {}
-    for budgeted in (False, True):
-        backbone = _backbone("mobilefacenet_tiny")
-        # Sharded ones are contiguous: plans are made for those.
-        backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        batch = _batch(0, [[2, 2]])[0][communicator.rank]
-        images = Preprocessing().normalise(batch.images)
-        memory = MemoryManager.fit_blocks(
-            backbone,
-            images,
-            budget_bytes if budgeted else {},
-            accumulates=accumulates,
-            costs=CostTable(num_runs=1),
-        )
-        optim = replace(OPTIM, zero_stage=stage)
-        update = backbone_update(optim, backbone, build_margin("cosface"), communicator)
-        for last in (False, True):
-            with update.passes(last=last), memory.measure():
-                memory.forward(images).square().sum().backward()
-        update.clip(1e9)
-        update.step()
-        report = memory.report()
-        found[f"report {budgeted}"] = report
-        found[f"recomputed {budgeted}"] = memory._recompute_seconds
-        weights = update.weights(wanted=True)
-        found[f"weights {budgeted}"] = {name: value.clone() for name, value in weights.items()}
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_blocks_with_a_budget_each_train_the_same_to_the_bit(stage: int) -> None:
-    # Plain, two rows take 2.0 and 1.0 MB.
-    budgets = {"layers.3.0": 1_700_000, "layers.5.0": 900_000}
-    for found in raise_first(run_ranks(_with_budgets, 2, budgets, stage, stage < 2)):
-        plain, budgeted = found["report False"], found["report True"]
-        assert (plain.num_blocks, budgeted.num_blocks) == (0, 2)
-        assert budgeted.num_dropped >= 2
-        assert budgeted.measured_peak_bytes < plain.measured_peak_bytes
-        assert found["recomputed True"] > 0 == found["recomputed False"]
-        assert "a budget for each of 2 blocks" in budgeted.describe()
-        for name, value in found["weights False"].items():
-            assert torch.equal(found["weights True"][name], value)
-
-
-def test_only_a_block_that_is_one_module_can_have_a_budget() -> None:
-    backbone = _backbone("mobilefacenet_tiny")
-    with pytest.raises(MemoptError, match=r"block head cannot have a budget: .* stem, layers\.1"):
-        MemoryManager.fit_blocks(backbone, torch.zeros((2, 3, 112, 112)), {"head": 2**30})
-
-
-@pytest.mark.slow
-def test_a_budget_too_small_for_its_block_names_the_block() -> None:
-    backbone = _backbone("mobilefacenet_tiny")
-    with pytest.raises(MemoptError, match=r"block layers\.5\.0: .*the least found"):
-        MemoryManager.fit_blocks(
-            backbone,
-            torch.zeros((2, 3, 112, 112)),
-            {"layers.5.0": 1000},
-            costs=CostTable(num_runs=1),
-        )
